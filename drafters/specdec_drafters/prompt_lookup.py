@@ -1,0 +1,82 @@
+"""Drafter `prompt_lookup`: what followed the last time these tokens stood here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field, model_validator
+
+from specdec_core import RowDrafter, RowDrafterConfig, Rows, UsageError
+
+
+class PromptLookupConfig(RowDrafterConfig):
+    """Options of `prompt_lookup`."""
+
+    max_ngram: int = Field(3, ge=1, description="longest suffix to look for")
+    min_ngram: int = Field(1, ge=1, description="shortest suffix to look for")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PromptLookupConfig:
+        if self.min_ngram > self.max_ngram:
+            raise UsageError(
+                f"min_ngram={self.min_ngram} is larger than max_ngram={self.max_ngram}; lower it"
+            )
+        return self
+
+
+class PromptLookup(RowDrafter):
+    """Draft the continuation of an earlier occurrence of the row's last tokens (Saxena 2023).
+
+    Prompt and output are searched. The longest matching suffix wins, of max_ngram down to min_ngram tokens;
+    among its earlier occurrences the most recent one. A continuation that runs into the end of the context
+    goes on periodically. An index of n-grams grows with the row, so a round costs the same at any length.
+    """
+
+    name = "prompt_lookup"
+    Config = PromptLookupConfig
+
+    def __init__(self, config: PromptLookupConfig) -> None:
+        super().__init__(config)
+        self._sizes = range(config.max_ngram, config.min_ngram - 1, -1)
+        self._index: dict[int, _NgramIndex] = {}
+
+    def admit(self, rows: Rows) -> None:
+        """Start an index for each row."""
+        for row in rows.ids:
+            self._index[row] = _NgramIndex(self._sizes)
+
+    def propose_for(self, row: int, tokens: Sequence[int], budget: int) -> list[int]:
+        """Copy what followed the match."""
+        start = self._index[row].find(tokens)
+        if start is None:
+            return []
+        period = len(tokens) - start
+        return [tokens[start + i % period] for i in range(budget)]
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Drop the rows' indices."""
+        for row in rows:
+            self._index.pop(row, None)
+
+
+class _NgramIndex:
+    """Where each n-gram of a row last ended, but for the row's own end."""
+
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> index behind its latest occurrence
+        self._seen = 0  # n-grams that end before this index are in
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Give the index behind the latest earlier occurrence of the longest matching suffix."""
+        end = len(tokens)
+        for stop in range(self._seen + 1, end):  # the suffix itself, which ends at `end`, stays out
+            for n in self._sizes:
+                if n <= stop:
+                    self._ends[tuple(tokens[stop - n : stop])] = stop
+        self._seen = max(self._seen, end - 1)
+        for n in self._sizes:
+            found = self._ends.get(tuple(tokens[end - n : end])) if n <= end else None
+            if found is not None:
+                return found
+        return None

@@ -1,0 +1,62 @@
+"""Where a run's time goes, without making the device wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Times parts of a round: by the host's clock on a CPU, by CUDA events on a GPU.
+
+    Events are read in `collect`, after the round's one host transfer, when all of them have passed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._open: list[tuple[str, Any, Any]] = []
+        self._started = time.perf_counter()
+        self._away = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, without those spent away."""
+        return time.perf_counter() - self._started - self._away
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a part of the round."""
+        start = self._mark()
+        try:
+            yield
+        finally:
+            self._open.append((name, start, self._mark()))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Leave out the time that a consumer takes."""
+        left = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._away += time.perf_counter() - left
+
+    def collect(self) -> dict[str, float]:
+        """Give the seconds of each part since the last call."""
+        seconds: dict[str, float] = {}
+        for name, start, end in self._open:
+            took = start.elapsed_time(end) / 1000 if self._cuda else end - start
+            seconds[name] = seconds.get(name, 0.0) + took
+        self._open.clear()
+        return seconds
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event

@@ -1,0 +1,264 @@
+"""`SpecDecoder`: a target, a drafter and a verifier, ready to generate."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from torch import nn
+
+from specdec_core.choice import build_drafter, build_verifiers, check_pair, check_params, choose
+from specdec_core.clock import Clock
+from specdec_core.detokenizer import Detokenizer
+from specdec_core.errors import DecoderBusy, IncompatiblePair, InvalidParameter
+from specdec_core.guard import GuardedDrafter
+from specdec_core.interfaces import Drafter, Verifier
+from specdec_core.length import FixedLength
+from specdec_core.loop import Round, rounds
+from specdec_core.model.graphs import Capture
+from specdec_core.model.loading import load_model
+from specdec_core.model.runner import DEFAULT_CHUNK
+from specdec_core.prompts import Prompts, check_ids, encode_prompts
+from specdec_core.registry import Registry
+from specdec_core.results import GenerationResult, StreamChunk
+from specdec_core.rows import Row
+from specdec_core.sampling_params import SamplingParams
+from specdec_core.scheduler import Scheduler
+from specdec_core.stats import Stats
+from specdec_core.stopping import eos_ids, model_eos_ids
+from specdec_core.target import Target
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class SpecDecoder:
+    """Generates with an unmodified Hugging Face causal language model, faster, and says the same.
+
+    One decoder serves one thread at a time.
+
+    Args:
+        model: the target.
+        tokenizer: the target's; without one the decoder takes and gives ids.
+        drafter: a drafter, or its text as on the command line: `name:option=value,...`.
+        verifier: a verifier, its text, or "auto": the most preferred one that fits each call.
+        draft_tokens: depth to draft each round; None: the drafter's own.
+        max_batch: most rows at once; further prompts wait for a place.
+        strict: raise when a drafter fails or breaks its contract, instead of going on without it.
+        prefill_chunk: most prompt tokens of one forward.
+        capture: how forwards run; None: CUDA graphs on a GPU, eagerly elsewhere.
+        registry: where plugins are looked up; None: all installed ones.
+
+    Raises:
+        UnsupportedModel: the target's state cannot be rolled back, or its attention takes no masks.
+        IncompatiblePair: drafter, verifier and target do not fit together.
+        UsageError: a name, an option or a value is wrong.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any | None = None,
+        *,
+        drafter: str | Drafter = "prompt_lookup",
+        verifier: str | Verifier = "auto",
+        draft_tokens: int | None = None,
+        max_batch: int = 8,
+        strict: bool = False,
+        prefill_chunk: int = DEFAULT_CHUNK,
+        capture: Capture | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        _check_counts(draft_tokens=draft_tokens, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        registry = registry or installed_plugins()
+        self.drafter = build_drafter(drafter, registry)
+        self._auto = verifier == "auto"
+        self._verifiers = build_verifiers(verifier, registry)
+        if not self._auto:
+            check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
+        self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
+        self.target = Target(
+            model.eval(), tokenizer, max_rows=max_batch, chunk=prefill_chunk, capture=capture
+        )
+        self.drafter.bind(self.target)
+        self._check_trees()
+        self.target.serve(self.drafter.capabilities)
+        self._guard = GuardedDrafter(self.drafter, self.target.vocab_size, strict=strict)
+        self._eos = model_eos_ids(self.target.model, tokenizer)
+        self._ids = count()
+        self._busy = threading.Lock()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        revision: str | None = None,
+        offline: bool = False,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> SpecDecoder:
+        """Load a target by hub id or local folder; `options` are those of the constructor."""
+        model, tokenizer = load_model(
+            target,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            offline=offline,
+            trust_remote_code=trust_remote_code,
+        )
+        return cls(model, tokenizer, **options)
+
+    def verifier_for(self, params: Sequence[SamplingParams]) -> Verifier:
+        """Give the verifier that rows with these params get."""
+        can = self.drafter.capabilities
+        verifier = (
+            choose(self._verifiers, self.drafter.name, can, params) if self._auto else self._verifiers[0]
+        )
+        check_params(verifier, params)
+        return verifier
+
+    def generate(self, prompts: Prompts, params: Params = None) -> Any:
+        """Generate for one prompt (text, ids or chat messages) or a list of them; a list gives a list.
+
+        Returns:
+            GenerationResult, or a list of them in the order of the prompts.
+
+        Raises:
+            UsageError: a prompt is empty, too long or holds unknown ids, or a parameter is wrong.
+            DrafterError: with `strict`, the drafter failed.
+        """
+        rows, verifier, many = self._rows(prompts, params)
+        with self._exclusive():
+            for _ in self._run(rows, verifier, Stats()):
+                pass
+        results = [self._result(row, verifier, self._text(row)) for row in rows]
+        return results if many else results[0]
+
+    def stream(self, prompt: Prompts, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Generate for one prompt, yielding what each round commits; the last chunk holds the result.
+
+        Closing the iterator early leaves the decoder ready for the next call.
+        """
+        rows, verifier, many = self._rows(prompt, params)
+        if many:
+            raise InvalidParameter("stream takes one prompt, not a list; use generate for several")
+        return self._stream(rows[0], verifier)
+
+    def rounds(self, prompts: Prompts, params: Params = None) -> Iterator[Round]:
+        """Generate, yielding every round as it is: for traces, progress and measurements."""
+        rows, verifier, _ = self._rows(prompts, params)
+        with self._exclusive():
+            yield from self._run(rows, verifier, Stats())
+
+    def _stream(self, row: Row, verifier: Verifier) -> Iterator[StreamChunk]:
+        detokenizer = Detokenizer(self.tokenizer) if self.tokenizer is not None else None
+        parts: list[str] = []
+
+        def chunk(ids: list[int], *, last: bool = False) -> StreamChunk:
+            text = "" if detokenizer is None else detokenizer.add(ids)
+            if last and detokenizer is not None:
+                text += detokenizer.finish()
+            parts.append(text)
+            whole = None if detokenizer is None else "".join(parts)
+            return StreamChunk(text, ids, self._result(row, verifier, whole) if last else None)
+
+        with self._exclusive():
+            held: list[int] | None = None  # the last chunk carries the finished row's statistics
+            for done in self._run([row], verifier, Stats()):
+                if held is not None:
+                    yield chunk(held)
+                held = done.outcome.tokens[0]
+            yield chunk(held or [], last=True)
+
+    def _run(self, rows: list[Row], verifier: Verifier, timed: Stats) -> Iterator[Round]:
+        clock = Clock(self.target.device)
+        length = FixedLength.of(self.drafter.capabilities, self.draft_tokens)
+        self._guard.renew()
+        scheduler = Scheduler(rows, self.target, self._guard, self.max_batch, length.nodes, clock)
+        yield from rounds(scheduler, self.target, self._guard, verifier, length, clock)
+
+    def _rows(self, prompts: Prompts, params: Params) -> tuple[list[Row], Verifier, bool]:
+        encoded, many = encode_prompts(prompts, self.tokenizer)
+        for i, ids in enumerate(encoded):
+            check_ids(ids, self.target.vocab_size, self.target.context_limit, i if many else None)
+        each = _params_of_each(params, len(encoded))
+        verifier = self.verifier_for(each)
+        rows = [
+            Row(
+                id=next(self._ids),
+                prompt=ids,
+                params=row_params,
+                seed=secrets.randbits(63) if row_params.seed is None else row_params.seed,
+                eos=eos_ids(row_params, self._eos),
+                context_limit=self.target.context_limit,
+            )
+            for ids, row_params in zip(encoded, each, strict=True)
+        ]
+        return rows, verifier, many
+
+    def _text(self, row: Row) -> str | None:
+        if self.tokenizer is None:
+            return None
+        detokenizer = Detokenizer(self.tokenizer)
+        return detokenizer.add(row.output) + detokenizer.finish()
+
+    def _result(self, row: Row, verifier: Verifier, text: str | None) -> GenerationResult:
+        assert row.finished is not None
+        return GenerationResult(
+            text, row.output, row.finished, list(row.prompt), row.seed, verifier.name, row.stats
+        )
+
+    def _check_trees(self) -> None:
+        probed = self.target.probed
+        if self.drafter.capabilities.makes_trees and not probed.trees:
+            raise IncompatiblePair(
+                f"drafter {self.drafter.name!r} drafts trees, and {self.target.config.model_type} can "
+                f"check chains only: {probed.reason}"
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise DecoderBusy(
+                "this decoder is in the middle of another call (a stream that was not closed counts); "
+                "finish or close that one first, or use one decoder a thread"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+
+@functools.cache
+def installed_plugins() -> Registry:
+    """Discover the installed plugins once a process, so that a broken one is reported once."""
+    return Registry.discover()
+
+
+def _params_of_each(params: Params, prompts: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * prompts
+    if len(params) != prompts:
+        raise InvalidParameter(f"{len(params)} params for {prompts} prompts; pass one for all, or one each")
+    return list(params)
+
+
+def _check_counts(*, draft_tokens: int | None, max_batch: int, prefill_chunk: int) -> None:
+    for name, value, least in (
+        ("draft_tokens", 0 if draft_tokens is None else draft_tokens, 0),
+        ("max_batch", max_batch, 1),
+        ("prefill_chunk", prefill_chunk, 2),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidParameter(
+                f"{name}={value!r} is not allowed: it must be a whole number of at least {least}"
+            )

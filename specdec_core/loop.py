@@ -1,0 +1,63 @@
+"""The round loop: draft, one target forward, one verdict, commit.
+
+Leviathan, Kalman and Matias 2023 (arXiv 2211.17192), algorithm 1, for batches and trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdec_core.clock import Clock
+from specdec_core.draft import Draft
+from specdec_core.guard import GuardedDrafter
+from specdec_core.interfaces import Outcome, Verifier
+from specdec_core.length import FixedLength
+from specdec_core.rows import Batch
+from specdec_core.sampling import distributions
+from specdec_core.scheduler import Scheduler
+from specdec_core.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round, as streaming, progress and statistics see it."""
+
+    batch: Batch
+    draft: Draft
+    outcome: Outcome
+    seconds: dict[str, float]  # prefill, draft, verify
+
+
+def rounds(
+    scheduler: Scheduler,
+    target: Target,
+    drafter: GuardedDrafter,
+    verifier: Verifier,
+    length: FixedLength,
+    clock: Clock,
+) -> Iterator[Round]:
+    """Generate until every row has ended; rows are released also when the consumer stops early."""
+    try:
+        while batch := scheduler.next():
+            with clock.part("prefill"):
+                for earlier in target.prefill(batch):
+                    drafter.observe(earlier)
+            budget = length.budget(batch)
+            with clock.part("draft"):
+                checked = drafter.propose(batch.context, budget)
+            with clock.part("prefill" if batch.first else "verify"):
+                logits = target.score(batch, checked)
+            p = distributions(logits, batch.params)
+            verdict = verifier.verify(p, checked.draft, batch.rng)
+            outcome, flags = batch.commit(checked, verdict)
+            drafter.judge(flags)
+            outcome = target.keep(outcome)
+            with clock.part("draft"):
+                drafter.observe(outcome)
+            length.update(outcome)
+            seconds = batch.count_time(clock)
+            with clock.away():
+                yield Round(batch, checked.draft, outcome, seconds)
+    finally:
+        scheduler.close()

@@ -1,0 +1,132 @@
+"""What a model's attention layers need of us: masks of which kind, in which form; or why we refuse it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec_core.errors import UnsupportedModel
+
+logger = logging.getLogger("specdec")
+
+_MASKED = {"eager", "sdpa"}  # implementations that take a 4D mask as it is
+
+_RECURRENT = ("mixer", "mamba", "ssm", "rwkv", "recurrent", "delta")
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How to hand masks and the cache to a model's forward."""
+
+    windows: Mapping[str, int | None]  # layer type -> sliding window; one entry where all layers are alike
+    additive: bool  # eager attention adds its mask, it does not apply it
+    cache_argument: str
+    takes_logits_to_keep: bool
+
+    @property
+    def distinct(self) -> tuple[int | None, ...]:
+        """Each window once."""
+        return tuple(dict.fromkeys(self.windows.values()))
+
+    def mask(self, masks: dict[int | None, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Turn boolean masks by window into the model's `attention_mask`."""
+        if self.additive:
+            floor = torch.finfo(dtype).min
+            masks = {w: torch.zeros_like(m, dtype=dtype).masked_fill_(~m, floor) for w, m in masks.items()}
+        if len(self.windows) == 1:
+            return masks[self.distinct[0]]
+        return {kind: masks[window] for kind, window in self.windows.items()}
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """Give the Hugging Face model below a PEFT wrapper, its adapters in place.
+
+    Raises:
+        UnsupportedModel: the adapter is learned prompt tokens, which live in the wrapper.
+    """
+    wrapper: Any = model
+    if not hasattr(model, "get_base_model"):
+        return wrapper  # type: ignore[no-any-return]
+    for name, config in wrapper.peft_config.items():
+        if getattr(config, "is_prompt_learning", False):
+            raise UnsupportedModel(
+                f"the PEFT adapter {name!r} ({config.peft_type}) adds virtual tokens, which speculative "
+                "decoding does not support; use a LoRA-like adapter, or merge it into the model"
+            )
+    return wrapper.get_base_model()  # type: ignore[no-any-return]
+
+
+def plan_attention(model: PreTrainedModel) -> AttentionPlan:
+    """Read a model's layer types, windows and signature; switch FlashAttention to sdpa.
+
+    Raises:
+        UnsupportedModel: names the layer type that cannot be rolled back, or the attention.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{config.model_type} is an encoder-decoder model; specdec decodes causal ones"
+        )
+    windows = _windows(model, config)
+    _use_masked_attention(model)
+    parameters = inspect.signature(model.forward).parameters
+    return AttentionPlan(
+        windows=windows,
+        additive=config._attn_implementation == "eager",
+        cache_argument="cache" if "cache" in parameters else "past_key_values",
+        takes_logits_to_keep="logits_to_keep" in parameters,
+    )
+
+
+def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
+    layers = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    known = {"full_attention", "sliding_attention", "attention"}
+    unknown = sorted(set(layers or ()) - known)
+    if unknown:
+        raise UnsupportedModel(
+            f"{config.model_type} has layers of type {', '.join(unknown)}, whose state cannot be rolled "
+            "back to an accepted prefix; use a model with full or sliding-window attention"
+        )
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{config.model_type} has recurrent layers ({_mixer_name(model)}), whose state cannot be rolled "
+            "back to an accepted prefix; use a model with full or sliding-window attention"
+        )
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise UnsupportedModel(
+            f"{config.model_type} has local attention layers, which take windows from slots"
+        )
+    window = getattr(config, "sliding_window", None)
+    if not layers:
+        return {"full_attention": window if getattr(config, "use_sliding_window", True) else None}
+    return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(layers)}
+
+
+def _mixer_name(model: nn.Module) -> str:
+    for module in model.modules():
+        name = type(module).__name__
+        recurrent = any(word in name.lower() for word in _RECURRENT)
+        if recurrent and not name.endswith(("Model", "ForCausalLM")):
+            return name
+    return type(model).__name__
+
+
+def _use_masked_attention(model: PreTrainedModel) -> None:
+    chosen = model.config.get_text_config(decoder=True)._attn_implementation
+    if chosen in _MASKED:
+        return
+    try:
+        model.set_attn_implementation("sdpa")
+    except (ValueError, ImportError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"attention {chosen!r} takes no tree mask and {model.config.model_type} has no sdpa: {error}; "
+            "load it with attn_implementation='eager'"
+        ) from None
+    logger.warning("attention %r takes no tree mask: the model now uses 'sdpa'", chosen)

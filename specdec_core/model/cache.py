@@ -1,0 +1,107 @@
+"""A key-value cache of fixed slots: written in place, forgotten by length, never concatenated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+_ROUND_TO = 64  # slots are reserved in these steps, so that buffers grow rarely
+
+
+class SlotCache(Cache):
+    """One buffer a layer and side, [places, heads, slots, width].
+
+    A row's committed tokens lie contiguous from slot 0 of its place. The last slot of every place takes
+    what padding writes; nothing ever attends to it. `aim` says where the next forward writes and how far
+    it sees.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.places = 0
+        self.slots = 1
+        self.moves = 0  # how often buffers were replaced
+        self._first = 0  # first place of the forward
+        self._slots: Tensor | None = None  # int64 [B, T]: where each column writes
+        self._view = 0  # how many slots attention sees
+        self._span: tuple[int, int] | None = None  # one row without padding: columns lie in this range
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __bool__(self) -> bool:
+        return True  # an empty cache must not look like no cache
+
+    @property
+    def trash(self) -> int:
+        """The slot that takes what padding writes."""
+        return self.slots - 1
+
+    def reserve(self, places: int, slots: int) -> None:
+        """Make room for this many places and slots; buffers may move."""
+        places = max(places, self.places)
+        slots = max(-(-(slots + 1) // _ROUND_TO) * _ROUND_TO, self.slots)
+        if (places, slots) == (self.places, self.slots):
+            return
+        self.moves += 1
+        self.keys = [self._grown(buffer, places, slots) for buffer in self.keys]
+        self.values = [self._grown(buffer, places, slots) for buffer in self.values]
+        self.places, self.slots = places, slots
+
+    def aim(self, first: int, slots: Tensor, view: int, span: tuple[int, int] | None = None) -> None:
+        """Point the next forward at places first, first + 1, ...; it writes at `slots` and sees `view`."""
+        self._first, self._slots, self._view, self._span = first, slots, view, span
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write a layer's new states [B, heads, T, width]; return views of all it may attend to."""
+        while len(self.keys) <= layer_idx:
+            # zeros: what was never written is masked, and 0 * garbage could be NaN
+            self.keys.append(self._buffer(key_states))
+            self.values.append(self._buffer(value_states))
+        last = self._first + key_states.shape[0]
+        keys = self.keys[layer_idx][self._first : last]
+        values = self.values[layer_idx][self._first : last]
+        if self._span is not None:
+            keys[:, :, self._span[0] : self._span[1]] = key_states
+            values[:, :, self._span[0] : self._span[1]] = value_states
+        else:
+            assert self._slots is not None
+            slots = self._slots.to(keys.device)
+            row = torch.arange(keys.shape[0], device=keys.device)[:, None]
+            keys[row, :, slots] = key_states.transpose(1, 2)
+            values[row, :, slots] = value_states.transpose(1, 2)
+        return keys[:, :, : self._view], values[:, :, : self._view]
+
+    def move(self, places: list[int], source: list[list[int]], target: list[list[int]]) -> None:
+        """Copy slots of each place, all at once: source and target are [rows][moves], of any lengths."""
+        width = max(map(len, source))
+        pad = [self.trash] * width
+        index = torch.tensor([[*row, *pad][:width] for row in source + target], dtype=torch.int64)
+        for buffers in (self.keys, self.values):
+            for buffer in buffers:
+                at = index.to(buffer.device, non_blocking=True)
+                row = torch.tensor(places, device=buffer.device)[:, None]
+                buffer[row, :, at[len(places) :]] = buffer[row, :, at[: len(places)]]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tell models that ask; they are always given explicit positions and a 4D mask."""
+        return self._view
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._view, 0
+
+    def _buffer(self, states: Tensor) -> Tensor:
+        return states.new_zeros((self.places, states.shape[1], self.slots, states.shape[3]))
+
+    @staticmethod
+    def _grown(buffer: Tensor, places: int, slots: int) -> Tensor:
+        grown = buffer.new_zeros((places, buffer.shape[1], slots, buffer.shape[3]))
+        grown[: buffer.shape[0], :, : buffer.shape[2]] = buffer
+        return grown

@@ -1,0 +1,39 @@
+"""Fixed shapes: the short list of block, batch and cache sizes that captured forwards run at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SMALL = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+_VIEW = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one forward; whatever shares a Shape can share a captured graph."""
+
+    rows: int
+    columns: int  # of pending tokens
+    nodes: int  # fed in this call
+    fed: int  # nodes fed before
+    view: int  # slots that attention sees
+
+    def bucketed(self, slots: int) -> Shape:
+        """Round every size up to one of the short list; `slots` is the capacity, a limit on the view."""
+        assert self.view <= slots
+        view = -(-self.view // _VIEW) * _VIEW if self.view <= 8 * _VIEW else _power(self.view)
+        return Shape(
+            rows=_up(self.rows),
+            columns=_up(self.columns),
+            nodes=_up(self.nodes),
+            fed=self.fed,
+            view=min(view, slots),
+        )
+
+
+def _up(size: int) -> int:
+    return next((step for step in _SMALL if step >= size), _power(size))
+
+
+def _power(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,106 @@
+"""Trees of drafted nodes: ancestors, and the positions, slots and masks of a block that holds them.
+
+A block has P columns of pending tokens, right-aligned, and then m columns of nodes. With L the slots a row
+holds and p its pending tokens, pending token i lies in slot L + i and node j in slot L + p + j. Columns
+without a token write to the trash slot and see slot 0 only, so that no mask row is ever empty.
+Everything here is made on the device, with shapes known on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec_core.draft import HOLE, ROOT
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tree:
+    """What follows from a draft's parents."""
+
+    ancestors: Tensor  # bool [B, n, n]: row j marks node j and its ancestors
+    depths: Tensor  # int64 [B, n]: 1 for a child of the last pending token; meaningless in holes
+    real: Tensor  # bool [B, n]: False for holes and their descendants
+
+    @classmethod
+    def of(cls, parents: Tensor, depth: int | None = None) -> Tree:
+        """Find ancestors and depths; parents: int64 [B, n] of a valid forest, depth: a bound on it."""
+        n = parents.shape[1]
+        index = torch.arange(n, device=parents.device)
+        reach = ((parents.unsqueeze(-1) == index) | (index[:, None] == index)).float()
+        # (I + P)^(2^i) reaches ancestors up to 2^i generations away.
+        for _ in range(max((n if depth is None else depth) - 1, 0).bit_length()):
+            reach = torch.bmm(reach, reach).clamp_(max=1)
+        ancestors = reach > 0
+        hole = parents == HOLE
+        real = ~(ancestors & hole.unsqueeze(1)).any(dim=-1)
+        return cls(ancestors, reach.sum(dim=-1).long(), real)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """Where a block's columns stand and what they see."""
+
+    positions: Tensor  # int64 [B, P + m]
+    slots: Tensor  # int64 [B, P + m]
+    masks: dict[int | None, Tensor]  # sliding window or None -> bool [B, 1, P + m, view]
+
+
+def lay_out(
+    held: Tensor,  # int64 [B]: slots held
+    pending: Tensor,  # int64 [B]
+    tree: Tree | None,  # of all fed + m nodes of the round
+    columns: int,  # P
+    fed: int,  # nodes fed before; with fed > 0 nothing is pending
+    view: int,  # slots that attention sees
+    windows: tuple[int | None, ...],
+    trash: int,
+) -> Layout:
+    """Lay out one block; pure tensor work with static shapes."""
+    offset = torch.arange(columns, device=held.device) - (columns - pending[:, None])  # [B, P]
+    real = offset >= 0
+    positions = held[:, None] + offset
+    slots = positions
+    limits = positions + 1  # columns see every slot below their limit
+    base = held + pending
+    if tree is not None:
+        n = tree.real.shape[1]
+        node = torch.arange(fed, n, device=held.device)
+        real = torch.cat([real, tree.real[:, fed:]], dim=1)
+        positions = torch.cat([positions, base[:, None] + tree.depths[:, fed:] - 1], dim=1)
+        slots = torch.cat([slots, base[:, None] + node], dim=1)
+        limits = torch.cat([limits, base[:, None].expand(-1, n - fed)], dim=1)
+    positions = positions.where(real, 0)
+    slots = slots.where(real, trash)
+    slot = torch.arange(view, device=held.device)
+    seen = slot < limits.where(real, 1).unsqueeze(-1)  # [B, T, view]
+    key_positions = slot.expand(held.shape[0], -1)
+    if tree is not None:
+        relative = slot - base[:, None]  # [B, view]: which node lies in this slot
+        drafted = (relative >= 0) & (relative < n)
+        relative = relative.clamp(0, n - 1)
+        among = tree.ancestors[:, fed:].gather(2, relative[:, None, :].expand(-1, n - fed, -1))
+        among &= drafted[:, None, :] & tree.real[:, fed:, None]
+        seen[:, columns:] |= among
+        if windows != (None,):
+            at = base[:, None] + tree.depths.gather(1, relative) - 1
+            key_positions = torch.where(drafted, at, key_positions)
+    masks = {}
+    for window in windows:
+        mask = seen
+        if window is not None:
+            near = positions.unsqueeze(-1) - key_positions.unsqueeze(1) < window
+            mask = seen & (near | ~real.unsqueeze(-1))
+        masks[window] = mask.unsqueeze(1)
+    return Layout(positions, slots, masks)
+
+
+def check_forest(parents: Tensor) -> Tensor:
+    """Mark nodes whose parent is neither ROOT, HOLE nor an earlier node: bool [B, n]."""
+    index = torch.arange(parents.shape[1], device=parents.device)
+    return (parents >= index) | (parents < HOLE)
+
+
+__all__ = ["HOLE", "ROOT", "Layout", "Tree", "check_forest", "lay_out"]

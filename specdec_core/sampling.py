@@ -1,0 +1,69 @@
+"""The logits pipeline: from a model's raw logits to p, in the order and meaning of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_core.distributions import TargetDistributions
+from specdec_core.sampling_params import SamplingParams
+
+
+def distributions(logits: Tensor, params: Sequence[SamplingParams]) -> TargetDistributions:
+    """Make p at every index; logits: raw, [B, c, V]."""
+    if all(p.greedy for p in params):
+        return TargetDistributions(logits)  # the argmax needs no processing that keeps the order
+    greedy = torch.tensor([p.greedy for p in params], device=logits.device)
+    return TargetDistributions(warp(logits, params), greedy)
+
+
+def warp(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Apply temperature, top-k, top-p and min-p row by row: [B, ..., V] -> float32 of that shape.
+
+    Rows at temperature 0 keep their order; scores are relative to the row's largest.
+    """
+    scores = logits.float()
+
+    def column(values: list[float]) -> Tensor:
+        shape = (-1, *([1] * (scores.dim() - 1)))
+        return torch.tensor(values, dtype=torch.float32, device=scores.device).view(shape)
+
+    # Relative to the largest, so that a tiny temperature overflows to -inf at worst.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / column(
+        [1.0 if p.greedy else p.temperature for p in params]
+    )
+    vocab = scores.shape[-1]
+    if any(p.top_k and not p.greedy for p in params):
+        keep = (
+            column([p.top_k if p.top_k and not p.greedy else vocab for p in params]).long().clamp_(max=vocab)
+        )
+        scores = _top_k(scores, keep)
+    if any(p.top_p < 1 and not p.greedy for p in params):
+        scores = _top_p(scores, column([1.0 if p.greedy else p.top_p for p in params]))
+    if any(p.min_p and not p.greedy for p in params):
+        scores = _min_p(scores, column([0.0 if p.greedy else p.min_p for p in params]))
+    return scores
+
+
+def _top_k(scores: Tensor, keep: Tensor) -> Tensor:
+    """Drop what is below the k-th largest score; equals of it stay."""
+    ranked = scores.sort(dim=-1, descending=True).values
+    threshold = ranked.gather(-1, (keep - 1).expand(*scores.shape[:-1], 1))
+    return scores.masked_fill(scores < threshold, -torch.inf)
+
+
+def _top_p(scores: Tensor, mass: Tensor) -> Tensor:
+    """Keep the smallest set of likeliest tokens whose mass reaches p, at least one (Holtzman et al. 2020)."""
+    ranked, order = scores.sort(dim=-1)
+    drop = ranked.softmax(dim=-1).cumsum(dim=-1) <= 1 - mass
+    drop &= mass < 1
+    drop[..., -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def _min_p(scores: Tensor, share: Tensor) -> Tensor:
+    """Drop what is less likely than a share of the likeliest token (Nguyen et al. 2024)."""
+    probs = scores.softmax(dim=-1)
+    return scores.masked_fill(probs < share * probs.amax(dim=-1, keepdim=True), -torch.inf)

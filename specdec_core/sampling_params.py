@@ -1,0 +1,65 @@
+"""What a caller may ask of one generation: transformers' names where they exist."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specdec_core.errors import InvalidParameter
+
+
+class FinishReason(StrEnum):
+    """Why a row ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+    """`max_new_tokens` were made."""
+    CONTEXT = "context"
+    """The target's context limit is reached."""
+
+
+class SamplingParams(BaseModel):
+    """Options of one generation; everything is off unless asked for.
+
+    Raises:
+        InvalidParameter: names the field, the value and what is allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_new_tokens: int = Field(256, ge=0, strict=True, description="most tokens to generate")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy decoding")
+    top_k: int = Field(0, ge=0, strict=True, description="keep the k most likely tokens; 0 is off")
+    top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set with this mass; 1 is off")
+    min_p: float = Field(0.0, ge=0, le=1, description="drop tokens below this share of the likeliest one's")
+    eos_token_id: int | tuple[int, ...] | None = Field(
+        None, description="ids that end a row, kept as its last token; None: those of the model"
+    )
+    ignore_eos: bool = Field(False, description="generate past EOS tokens")
+    seed: int | None = Field(None, description="seed of the row; None: fresh entropy")
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise InvalidParameter(_first_fault(error)) from None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the target is followed at temperature 0."""
+        return self.temperature == 0
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """Make a checked copy with some fields changed."""
+        return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    field = ".".join(str(part) for part in fault["loc"][:1])
+    if fault["type"] == "extra_forbidden":
+        return f"unknown sampling parameter {field!r}; known: {', '.join(SamplingParams.model_fields)}"
+    message = fault["msg"].removeprefix("Input ")
+    return f"{field}={fault['input']!r} is not allowed: it {message}"

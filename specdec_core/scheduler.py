@@ -1,0 +1,94 @@
+"""Which rows take part in the next round: finished rows leave, waiting ones take their places."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from specdec_core.context import TokenBuffer
+from specdec_core.guard import GuardedDrafter
+from specdec_core.interfaces import Rows
+from specdec_core.rows import Batch, Row
+
+if TYPE_CHECKING:
+    from specdec_core.clock import Clock
+    from specdec_core.target import Target
+
+
+class Scheduler:
+    """Serves rows in order, at most `max_batch` at once."""
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        target: Target,
+        drafter: GuardedDrafter,
+        max_batch: int,
+        nodes: int,
+        clock: Clock,
+    ) -> None:
+        self._waiting = deque(rows)
+        self._target, self._drafter, self._nodes, self._clock = target, drafter, nodes, clock
+        self._active: list[Row] = []
+        self._free = list(range(max_batch))
+        self._buffer = TokenBuffer(target.device)
+
+    def next(self) -> Batch | None:
+        """Give the rows of the next round; None when all have ended.
+
+        Rows in their first round go by themselves, those of like length together: a prompt's many columns
+        would pad every other row's block.
+        """
+        self._release([row for row in self._active if row.finished])
+        self._admit()
+        if not self._active:
+            return None
+        new = [row for row in self._active if not row.stats.rounds]
+        if new:
+            size = _bucket(len(new[0].prompt), self._target.chunk)
+            rows = [row for row in new if _bucket(len(row.prompt), self._target.chunk) == size]
+        else:
+            rows = list(self._active)
+        return Batch(rows, self._buffer, self._drafter.name)
+
+    def close(self) -> None:
+        """Release every row."""
+        self._release(list(self._active))
+
+    def _admit(self) -> None:
+        rows = []
+        while self._waiting and self._free:
+            row = self._waiting.popleft()
+            if row.finished:  # nothing to generate
+                continue
+            row.place = self._free.pop(0)
+            row.began = self._clock.now
+            rows.append(row)
+        if rows:
+            self._active += rows
+            self._active.sort(key=lambda row: row.place)
+            admitted = Rows(
+                ids=tuple(row.id for row in rows),
+                places=tuple(row.place for row in rows),
+                prompts=tuple(row.prompt for row in rows),
+                params=tuple(row.params for row in rows),
+            )
+            self._target.admit(admitted, self._nodes)
+            self._drafter.admit(admitted)
+
+    def _release(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        self._active = [row for row in self._active if row not in rows]
+        for row in rows:
+            row.stats.total_seconds = self._clock.now - row.began
+            self._buffer.release(row.place)
+        self._free = sorted([*self._free, *(row.place for row in rows)])
+        self._target.release([row.place for row in rows])
+        self._drafter.release([row.id for row in rows])
+
+
+def _bucket(prompt: int, chunk: int) -> int:
+    """Columns that a prompt's last chunk takes, rounded up to a power of two."""
+    return (min(prompt, chunk) - 1).bit_length()
