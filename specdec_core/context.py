@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specdec_core.history import History, RowFacts
 from specdec_core.rng import KeyedRng
+from specdec_core.sampling import processed
 from specdec_core.sampling_params import SamplingParams
 
 
@@ -45,51 +48,50 @@ class TokenBuffer:
             self._ids[: old.shape[0], : old.shape[1]] = old
 
 
-class RoundContext:
-    """`Context` of the rows of one round."""
+class ContextRow(Protocol):
+    """What a context reads of a row."""
 
-    def __init__(
-        self,
-        rows: tuple[int, ...],
-        places: tuple[int, ...],
-        params: tuple[SamplingParams, ...],
-        tokens: Sequence[Sequence[int]],
-        buffer: TokenBuffer,
-        rng: KeyedRng,
-        process: Callable[[Tensor, Sequence[SamplingParams]], Tensor],
-    ) -> None:
-        self.rows, self.places, self.params, self.rng = rows, places, params, rng
-        self.host_lengths = tuple(map(len, tokens))
-        self._tokens, self._buffer, self._process = tokens, buffer, process
+    id: int
+    place: int
+    prompt: tuple[int, ...]
+    tokens: list[int]  # committed, prompt included
+    params: SamplingParams
+    eos: frozenset[int]
+
+
+class RoundContext:
+    """`Context` of the rows of one round; valid until they commit."""
+
+    def __init__(self, members: Sequence[ContextRow], buffer: TokenBuffer, rng: KeyedRng) -> None:
+        self._members, self._buffer, self.rng = members, buffer, rng
+        self.rows = tuple(row.id for row in members)
+        self.places = tuple(row.place for row in members)
+        self.params = tuple(row.params for row in members)
+        self.host_lengths = tuple(len(row.tokens) for row in members)
 
     @property
     def device(self) -> torch.device:
         return self._buffer.device
 
     def row_tokens(self, i: int) -> Sequence[int]:
-        return self._tokens[i]
+        return self._members[i].tokens
 
     @cached_property
     def tokens(self) -> Tensor:
-        return self._buffer.rows(self.places, self._tokens)
+        return self._buffer.rows(self.places, [row.tokens for row in self._members])
 
     @cached_property
     def lengths(self) -> Tensor:
         return torch.tensor(self.host_lengths, dtype=torch.int64, device=self.device)
 
+    def history(self, paths: Callable[[], Tensor] | None = None) -> History:
+        """Give what was said before each index that is scored; see `History` for `paths`."""
+        facts = [RowFacts(len(row.prompt), row.eos) for row in self._members]
+        return History(facts, lambda: (self.tokens, self.lengths), paths)
+
     def distributions(self, logits: Tensor, paths: Tensor | None = None) -> Tensor:
-        return self._process(logits, self.params)
+        history = self.history(None if paths is None else lambda: paths.unsqueeze(1))
+        return processed(logits.unsqueeze(1), self.params, history).squeeze(1)
 
     def for_rows(self, index: Sequence[int]) -> RoundContext:
-        def pick(values: Sequence[object]) -> tuple[object, ...]:
-            return tuple(values[i] for i in index)
-
-        return RoundContext(
-            pick(self.rows),  # type: ignore[arg-type]
-            pick(self.places),  # type: ignore[arg-type]
-            pick(self.params),  # type: ignore[arg-type]
-            [self._tokens[i] for i in index],
-            self._buffer,
-            self.rng.for_rows(index),
-            self._process,
-        )
+        return RoundContext([self._members[i] for i in index], self._buffer, self.rng.for_rows(index))

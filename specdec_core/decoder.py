@@ -258,7 +258,7 @@ def _check_counts(*, draft_tokens: int | None, max_batch: int, prefill_chunk: in
         ("max_batch", max_batch, 1),
         ("prefill_chunk", prefill_chunk, 2),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if type(value) is not int or value < least:
             raise InvalidParameter(
                 f"{name}={value!r} is not allowed: it must be a whole number of at least {least}"
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, device, dtype, nn
@@ -140,10 +140,10 @@ class Context(Protocol):
         """Randomness bound to this drafter."""
 
     def distributions(self, logits: Tensor, paths: Tensor | None = None) -> Tensor:
-        """Process logits exactly as p is made: [B, V] -> float32 logits [B, V].
+        """Process logits exactly as p is made: [B, V] -> float32 [B, V], log q up to a constant.
 
-        paths: int64 [B, d] tokens drafted before this one, -1 padded; needed by rows whose processors
-        look at history.
+        paths: int64 [B, d] tokens drafted before this one, -1 padded on the right; None where there are none.
+        Rows at temperature 0 come out unwarped: q is then the point mass on their argmax.
         """
 
     def for_rows(self, index: Sequence[int]) -> Context:
@@ -236,8 +236,9 @@ class TargetInfo(Protocol):
 class Drafter(Protocol):
     """Proposes tokens. Constructed with its Config; one instance serves one decoder."""
 
-    name: ClassVar[str]
-    Config: ClassVar[Any]  # a subclass of DrafterConfig
+    # class attributes:
+    name: str
+    Config: Any  # a subclass of DrafterConfig
 
     @property
     def config(self) -> Any:
@@ -266,14 +267,15 @@ class Drafter(Protocol):
 class Verifier(Protocol):
     """Decides how much of a draft is kept: a pure function."""
 
-    name: ClassVar[str]
-    Config: ClassVar[Any]  # a subclass of VerifierConfig
-    laws: ClassVar[frozenset[DraftLaw]]  # those it can treat
-    handles_trees: ClassVar[bool]
-    lossless: ClassVar[bool]
-    samples: ClassVar[bool]  # False: rows with temperature > 0 are refused
-    drafter_invariant: ClassVar[bool]  # a seed gives one text, whatever drafts
-    preference: ClassVar[int]  # `auto` takes the most preferred verifier that fits
+    # class attributes:
+    name: str
+    Config: Any  # a subclass of VerifierConfig
+    laws: frozenset[DraftLaw]  # those it can treat
+    handles_trees: bool
+    lossless: bool
+    samples: bool  # False: rows with temperature > 0 are refused
+    drafter_invariant: bool  # a seed gives one text, whatever drafts
+    preference: int  # `auto` takes the most preferred verifier that fits
 
     @property
     def config(self) -> Any:

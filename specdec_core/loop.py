@@ -48,7 +48,7 @@ def rounds(
                 checked = drafter.propose(batch.context, budget)
             with clock.part("prefill" if batch.first else "verify"):
                 logits = target.score(batch, checked)
-            p = distributions(logits, batch.params)
+            p = distributions(logits, batch.params, batch.history(checked))
             verdict = verifier.verify(p, checked.draft, batch.rng)
             outcome, flags = batch.commit(checked, verdict)
             drafter.judge(flags)

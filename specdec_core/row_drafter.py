@@ -12,7 +12,7 @@ class Parrot(RowDrafter):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -29,8 +29,8 @@ class RowDrafterConfig(DrafterConfig):
 class RowDrafter:
     """Turn `propose_row` into a `Drafter` of ONE_HOT chains: its tokens are a function of the row's own."""
 
-    name: ClassVar[str]
-    Config: ClassVar[Any] = RowDrafterConfig
+    name: str
+    Config: Any = RowDrafterConfig
 
     def __init__(self, config: RowDrafterConfig) -> None:
         self.config = config

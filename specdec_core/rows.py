@@ -11,9 +11,9 @@ from specdec_core.clock import Clock
 from specdec_core.context import RoundContext, TokenBuffer
 from specdec_core.draft import Verdict
 from specdec_core.guard import CheckedDraft
+from specdec_core.history import History, node_paths
 from specdec_core.interfaces import Outcome
 from specdec_core.rng import KeyedRng, Purpose
-from specdec_core.sampling import warp
 from specdec_core.sampling_params import FinishReason, SamplingParams
 from specdec_core.stats import Stats
 from specdec_core.stopping import cut
@@ -87,10 +87,16 @@ class Batch:
     @cached_property
     def context(self) -> RoundContext:
         """What drafters see; valid until `commit`."""
-        ids = tuple(row.id for row in self.rows)
-        tokens = [row.tokens for row in self.rows]
-        rng = self._rng(Purpose.DRAFT, self.drafter_name)
-        return RoundContext(ids, self.places, self.params, tokens, self.buffer, rng, warp)
+        return RoundContext(self.rows, self.buffer, self._rng(Purpose.DRAFT, self.drafter_name))
+
+    def history(self, checked: CheckedDraft) -> History:
+        """What was said before the last pending token's successor and before every node's."""
+        draft, tree = checked.draft, checked.tree
+        if tree is None:
+            return self.context.history()
+        return self.context.history(
+            lambda: node_paths(draft.tokens, tree.ancestors, tree.depths, draft.depth)
+        )
 
     @cached_property
     def first(self) -> bool:

@@ -8,15 +8,29 @@ import torch
 from torch import Tensor
 
 from specdec_core.distributions import TargetDistributions
+from specdec_core.history import History
+from specdec_core.processors import process, wanted
 from specdec_core.sampling_params import SamplingParams
 
 
-def distributions(logits: Tensor, params: Sequence[SamplingParams]) -> TargetDistributions:
-    """Make p at every index; logits: raw, [B, c, V]."""
+def distributions(
+    logits: Tensor, params: Sequence[SamplingParams], history: History | None = None
+) -> TargetDistributions:
+    """Make p at every index; logits: raw, [B, c, V]; history: what was said before each of them."""
     if all(p.greedy for p in params):
-        return TargetDistributions(logits)  # the argmax needs no processing that keeps the order
+        plain = not any(wanted(p) for p in params)  # then the argmax needs no float32 copy
+        return TargetDistributions(logits if plain else processed(logits, params, history))
     greedy = torch.tensor([p.greedy for p in params], device=logits.device)
-    return TargetDistributions(warp(logits, params), greedy)
+    return TargetDistributions(processed(logits, params, history), greedy)
+
+
+def processed(logits: Tensor, params: Sequence[SamplingParams], history: History | None) -> Tensor:
+    """Apply the whole pipeline: [B, c, V] -> float32 [B, c, V]; rows at temperature 0 are not warped."""
+    scores = logits.float()
+    if any(wanted(p) for p in params):
+        assert history is not None, "processors need to know what was said"
+        scores = process(scores, params, history)
+    return scores if all(p.greedy for p in params) else warp(scores, params)
 
 
 def warp(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

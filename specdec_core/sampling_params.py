@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specdec_core.errors import InvalidParameter
+
+Processor: TypeAlias = Callable[[Any, Any], Any]
+"""(input_ids int64 [k, len], scores float32 [k, V]) -> scores [k, V]."""
 
 
 class FinishReason(StrEnum):
@@ -30,10 +34,20 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_new_tokens: int = Field(256, ge=0, strict=True, description="most tokens to generate")
+    min_new_tokens: int = Field(0, ge=0, strict=True, description="no EOS before so many tokens")
     temperature: float = Field(0.0, ge=0, description="0 is greedy decoding")
     top_k: int = Field(0, ge=0, strict=True, description="keep the k most likely tokens; 0 is off")
     top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set with this mass; 1 is off")
     min_p: float = Field(0.0, ge=0, le=1, description="drop tokens below this share of the likeliest one's")
+    repetition_penalty: float = Field(1.0, gt=0, description="above 1 makes what was said less likely")
+    presence_penalty: float = Field(0.0, description="subtracted from tokens that were generated")
+    frequency_penalty: float = Field(0.0, description="subtracted for each time a token was generated")
+    no_repeat_ngram_size: int = Field(0, ge=0, strict=True, description="no n-gram twice; 0 is off")
+    bad_words_ids: tuple[tuple[int, ...], ...] = Field((), description="sequences never to be said")
+    logit_bias: dict[int, float] = Field(default_factory=dict, description="added to the logits of ids")
+    logits_processors: tuple[Processor, ...] = Field(
+        (), description="transformers' LogitsProcessors, or alike; pure functions of the ids they are given"
+    )
     eos_token_id: int | tuple[int, ...] | None = Field(
         None, description="ids that end a row, kept as its last token; None: those of the model"
     )

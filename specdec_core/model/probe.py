@@ -6,7 +6,7 @@ chain too. A probe that raises counts as failed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,7 +17,6 @@ from specdec_core.interfaces import Rows
 from specdec_core.model.runner import Runner
 from specdec_core.model.tree import Tree
 from specdec_core.rng import KeyedRng, Purpose
-from specdec_core.sampling import warp
 from specdec_core.sampling_params import SamplingParams
 
 _TREE = [ROOT, ROOT, 1, 1, 3]  # the longest path goes through second children
@@ -33,6 +32,16 @@ class Probe:
 
     trees: bool
     reason: str = ""  # why not, if not
+
+
+@dataclass
+class _Row:
+    prompt: tuple[int, ...]
+    tokens: list[int]
+    id: int = 0
+    place: int = 0
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=1))
+    eos: frozenset[int] = frozenset()
 
 
 def probe(runner: Runner) -> Probe:
@@ -83,10 +92,10 @@ def _deviation(runner: Runner, parents: list[int]) -> tuple[float, float]:
     after_nodes = expected[torch.arange(len(paths), device=runner.device), at]
     expected = torch.cat([expected[0, _PROMPT - 1].unsqueeze(0), after_nodes])
 
-    params = (SamplingParams(max_new_tokens=1),)
-    runner.admit(Rows((0,), (0,), (tuple(prompt),), params), nodes=len(nodes))
+    row = _Row(tuple(prompt), list(prompt))
+    runner.admit(Rows((row.id,), (row.place,), (row.prompt,), (row.params,)), nodes=len(nodes))
     rng = KeyedRng([0], [0], Purpose.DRAFT, "", runner.device)
-    context = RoundContext((0,), (0,), params, [prompt], TokenBuffer(runner.device), rng, warp)
+    context = RoundContext([row], TokenBuffer(runner.device), rng)
     tree = Tree.of(torch.tensor([parents], device=runner.device))
     got = runner.forward(context, torch.tensor([nodes], device=runner.device), tree).logits[0].float()
     difference, spread = (got - expected).abs(), float(expected.std())

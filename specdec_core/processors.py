@@ -1,0 +1,157 @@
+"""Logits processors that look at what was said, vectorised over rows and drafted nodes.
+
+Each takes scores float32 [B, c, V] and gives new ones; a row that did not ask comes out unchanged. Order
+and meaning are those of transformers; presence and frequency penalties, which it lacks, are OpenAI's
+(they count generated tokens only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_core.history import History
+from specdec_core.sampling_params import SamplingParams
+
+_NEVER = -torch.inf
+
+
+def process(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
+    """Apply all processors that any row asks for, in transformers' order."""
+    if any(p.logit_bias for p in params):
+        scores = _bias(scores, params)
+    if any(p.repetition_penalty != 1 for p in params):
+        scores = _repetition(scores, _column(scores, [p.repetition_penalty for p in params]), history)
+    if any(p.presence_penalty or p.frequency_penalty for p in params):
+        scores = _presence_and_frequency(scores, params, history)
+    if any(p.no_repeat_ngram_size for p in params):
+        scores = _no_repeat_ngrams(scores, params, history)
+    if any(p.bad_words_ids for p in params):
+        scores = _bad_words(scores, params, history)
+    if any(p.min_new_tokens for p in params):
+        scores = _min_new_tokens(scores, params, history)
+    if any(p.logits_processors for p in params):
+        scores = _custom(scores, params, history)
+    return scores
+
+
+def wanted(params: SamplingParams) -> bool:
+    """Whether a row asks for any of these."""
+    return bool(
+        params.logit_bias
+        or params.repetition_penalty != 1
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.no_repeat_ngram_size
+        or params.bad_words_ids
+        or params.min_new_tokens
+        or params.logits_processors
+    )
+
+
+def _column(scores: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=scores.dtype, device=scores.device).view(-1, 1, 1)
+
+
+def _bias(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    bias = torch.zeros((len(params), scores.shape[-1]), dtype=scores.dtype)
+    for row, p in enumerate(params):
+        for token, value in p.logit_bias.items():
+            bias[row, token] = value
+    return scores + bias.to(scores.device).unsqueeze(1)
+
+
+def _counts(scores: Tensor, history: History, start: Tensor | None = None) -> Tensor:
+    """How often each token stands in each index's sequence, from `start` on: [B, c, V]."""
+    ids, vocab = history.ids, scores.shape[-1]
+    counted = (ids >= 0) & (ids < vocab)
+    if start is not None:
+        counted &= torch.arange(ids.shape[-1], device=ids.device) >= start.view(-1, 1, 1)
+    counts = torch.zeros_like(scores)
+    return counts.scatter_add_(2, ids.clamp(0, vocab - 1), counted.to(scores.dtype))
+
+
+def _repetition(scores: Tensor, penalty: Tensor, history: History) -> Tensor:
+    """Keskar et al. 2019 (CTRL): prompt and output count."""
+    lowered = torch.where(scores < 0, scores * penalty, scores / penalty)
+    return torch.where(_counts(scores, history) > 0, lowered, scores)
+
+
+def _presence_and_frequency(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
+    counts = _counts(scores, history, start=history.prompt_lengths)
+    presence = _column(scores, [p.presence_penalty for p in params])
+    frequency = _column(scores, [p.frequency_penalty for p in params])
+    return scores - presence * (counts > 0) - frequency * counts
+
+
+def _tail(history: History, size: int) -> Tensor:
+    """The last `size` tokens of each sequence, NOTHING where it is shorter: int64 [B, c, size]."""
+    at = history.lengths.unsqueeze(-1) - size + torch.arange(size, device=history.lengths.device)
+    found = history.ids.gather(2, at.clamp(min=0, max=history.ids.shape[2] - 1))
+    return found.masked_fill(at < 0, -1)
+
+
+def _no_repeat_ngrams(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
+    """Ban tokens that would complete an n-gram for the second time (Paulus et al. 2017)."""
+    ids = history.ids
+    for size in sorted({p.no_repeat_ngram_size for p in params} - {0}):
+        if ids.shape[2] < size:
+            continue
+        rows = torch.tensor([p.no_repeat_ngram_size == size for p in params], device=scores.device)
+        grams = ids.unfold(2, size, 1)  # [B, c, S - size + 1, size]
+        same = (grams[..., :-1] == _tail(history, size - 1).unsqueeze(2)).all(dim=-1)
+        last = grams[..., -1]
+        ban = same & (last >= 0) & rows.view(-1, 1, 1)
+        scores = _banned(scores, last, ban)
+    return scores
+
+
+def _bad_words(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
+    """Ban the last token of each listed sequence wherever the rest of it has just been said."""
+    scores = scores.clone()
+    for row, p in enumerate(params):
+        for word in p.bad_words_ids:
+            head = torch.tensor(word[:-1], dtype=torch.int64, device=scores.device)
+            said = (_tail(history, len(head))[row] == head).all(dim=-1)  # [c]
+            scores[row, :, word[-1]] = scores[row, :, word[-1]].masked_fill(said, _NEVER)
+    return scores
+
+
+def _min_new_tokens(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
+    """Ban EOS until so many tokens are generated."""
+    new = history.lengths - history.prompt_lengths.unsqueeze(1)
+    least = torch.tensor([p.min_new_tokens for p in params], device=scores.device)
+    eos = torch.zeros((len(params), scores.shape[-1]), dtype=torch.bool)
+    for row, facts in enumerate(history.facts):
+        eos[row, [token for token in facts.eos if token < scores.shape[-1]]] = True
+    early = (new < least.unsqueeze(1)).unsqueeze(-1)
+    return scores.masked_fill(early & eos.to(scores.device).unsqueeze(1), _NEVER)
+
+
+def _custom(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
+    """Run users' processors: a slow path, with a host transfer and a call for each length.
+
+    Each is called as transformers calls it, `processor(input_ids [k, len], scores [k, V])`, with exactly the
+    prompt, the output and the path before an index; it must depend on nothing else.
+    """
+    scores = scores.clone()
+    lengths = history.lengths.tolist()
+    for row, p in enumerate(params):
+        for length in sorted(set(lengths[row])) if p.logits_processors else ():
+            at = [i for i, n in enumerate(lengths[row]) if n == length]
+            ids, values = history.ids[row, at, :length], scores[row, at]
+            for processor in p.logits_processors:
+                values = processor(ids, values)
+            scores[row, at] = values.to(scores.dtype)
+    return scores
+
+
+def _banned(scores: Tensor, tokens: Tensor, ban: Tensor) -> Tensor:
+    """Forbid tokens [B, c, k] where `ban` says so."""
+    vocab = scores.shape[-1]
+    hits = torch.zeros_like(scores).scatter_add_(
+        2, tokens.clamp(0, vocab - 1), (ban & (tokens < vocab)).to(scores.dtype)
+    )
+    return scores.masked_fill(hits > 0, _NEVER)
