@@ -28,7 +28,7 @@ from specdec_core.model.loading import load_model
 from specdec_core.prompts import encode_prompts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_model"))
-from prompts import PROMPTS  # noqa: E402
+from prompts import PROMPTS
 
 Way = Callable[[tuple[int, ...], int], list[int]]
 

@@ -46,8 +46,32 @@ def _chat(text: str) -> list[dict[str, str]]:
 
 def _long(words: int) -> str:
     """Prose without long repeats: sentences that count and describe different things."""
-    things = "lamp river ladder orchard clock bridge kettle violin anchor meadow lantern barrel".split()
-    verbs = "crossed carried mended forgot counted painted followed borrowed measured sold".split()
+    things = [
+        "lamp",
+        "river",
+        "ladder",
+        "orchard",
+        "clock",
+        "bridge",
+        "kettle",
+        "violin",
+        "anchor",
+        "meadow",
+        "lantern",
+        "barrel",
+    ]
+    verbs = [
+        "crossed",
+        "carried",
+        "mended",
+        "forgot",
+        "counted",
+        "painted",
+        "followed",
+        "borrowed",
+        "measured",
+        "sold",
+    ]
     parts = []
     i = 0
     while sum(map(len, map(str.split, parts))) < words:
