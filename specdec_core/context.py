@@ -95,3 +95,6 @@ class RoundContext:
 
     def for_rows(self, index: Sequence[int]) -> RoundContext:
         return RoundContext([self._members[i] for i in index], self._buffer, self.rng.for_rows(index))
+
+    def for_member(self, name: str) -> RoundContext:
+        return RoundContext(self._members, self._buffer, self.rng.child(name))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
 from specdec_core.choice import build_drafter, build_verifiers, check_pair, check_params, choose
 from specdec_core.clock import Clock
-from specdec_core.detokenizer import Detokenizer
 from specdec_core.errors import DecoderBusy, IncompatiblePair, InvalidParameter
 from specdec_core.guard import GuardedDrafter
 from specdec_core.interfaces import Drafter, Verifier
@@ -23,17 +21,18 @@ from specdec_core.loop import Round, rounds
 from specdec_core.model.graphs import Capture
 from specdec_core.model.loading import load_model
 from specdec_core.model.runner import DEFAULT_CHUNK
-from specdec_core.prompts import Prompts, check_ids, encode_prompts
+from specdec_core.off_thread import off_thread
+from specdec_core.prompts import Prompts
 from specdec_core.registry import Registry
-from specdec_core.results import GenerationResult, StreamChunk
+from specdec_core.requests import Params, make_rows
+from specdec_core.results import GenerationResult, Results, StreamChunk
+from specdec_core.row_text import RowText
 from specdec_core.rows import Row
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.scheduler import Scheduler
 from specdec_core.stats import Stats
-from specdec_core.stopping import eos_ids, model_eos_ids
+from specdec_core.stopping import model_eos_ids
 from specdec_core.target import Target
-
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class SpecDecoder:
@@ -124,95 +123,107 @@ class SpecDecoder:
         check_params(verifier, params)
         return verifier
 
+    @overload
+    def generate(self, prompts: str, params: SamplingParams | None = None) -> GenerationResult: ...
+    @overload
+    def generate(self, prompts: Prompts, params: Params = None) -> Any: ...
     def generate(self, prompts: Prompts, params: Params = None) -> Any:
-        """Generate for one prompt (text, ids or chat messages) or a list of them; a list gives a list.
+        """Generate for one prompt (text, ids or chat messages) or a list of them.
 
         Returns:
-            GenerationResult, or a list of them in the order of the prompts.
+            GenerationResult for one prompt; `Results`, a list of them, for a list of prompts or for params
+            that ask for several samples: all samples of the first prompt, then of the second, and so on.
 
         Raises:
             UsageError: a prompt is empty, too long or holds unknown ids, or a parameter is wrong.
             DrafterError: with `strict`, the drafter failed.
         """
-        rows, verifier, many = self._rows(prompts, params)
+        rows, many = make_rows(prompts, params, self.target, self._eos, self._ids)
+        verifier = self.verifier_for([row.params for row in rows])
+        run = Stats()
         with self._exclusive():
-            for _ in self._run(rows, verifier, Stats()):
+            for _ in self._run(rows, verifier, run):
                 pass
-        results = [self._result(row, verifier, self._text(row)) for row in rows]
-        return results if many else results[0]
+        results = [self._result(row, verifier) for row in rows]
+        return Results(results, Stats.pooled([row.stats for row in rows], run)) if many else results[0]
 
-    def stream(self, prompt: Prompts, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self,
+        prompt: Prompts,
+        params: SamplingParams | None = None,
+        *,
+        watch: Callable[[Round], object] | None = None,
+    ) -> Generator[StreamChunk, None, None]:
         """Generate for one prompt, yielding what each round commits; the last chunk holds the result.
 
-        Closing the iterator early leaves the decoder ready for the next call.
+        Chunks are whole characters, and what may yet become a stop string is held back. Closing the iterator
+        early leaves the decoder ready for the next call.
+
+        watch: is called with every round as it is, before its chunk is given.
         """
-        rows, verifier, many = self._rows(prompt, params)
+        rows, many = make_rows(prompt, params, self.target, self._eos, self._ids)
         if many:
-            raise InvalidParameter("stream takes one prompt, not a list; use generate for several")
-        return self._stream(rows[0], verifier)
+            raise InvalidParameter("stream takes one prompt and n=1; use generate for several")
+        return self._stream(rows[0], self.verifier_for([rows[0].params]), watch)
+
+    def astream(self, prompt: Prompts, params: SamplingParams | None = None) -> AsyncIterator[StreamChunk]:
+        """Stream without blocking the event loop: the asynchronous `stream`.
+
+        Cancelling, or `aclose`, ends the generation after the round under way.
+        """
+        return off_thread(self.stream(prompt, params))
 
     def rounds(self, prompts: Prompts, params: Params = None) -> Iterator[Round]:
         """Generate, yielding every round as it is: for traces, progress and measurements."""
-        rows, verifier, _ = self._rows(prompts, params)
+        rows, _ = make_rows(prompts, params, self.target, self._eos, self._ids)
+        verifier = self.verifier_for([row.params for row in rows])
         with self._exclusive():
             yield from self._run(rows, verifier, Stats())
 
-    def _stream(self, row: Row, verifier: Verifier) -> Iterator[StreamChunk]:
-        detokenizer = Detokenizer(self.tokenizer) if self.tokenizer is not None else None
-        parts: list[str] = []
-
-        def chunk(ids: list[int], *, last: bool = False) -> StreamChunk:
-            text = "" if detokenizer is None else detokenizer.add(ids)
-            if last and detokenizer is not None:
-                text += detokenizer.finish()
-            parts.append(text)
-            whole = None if detokenizer is None else "".join(parts)
-            return StreamChunk(text, ids, self._result(row, verifier, whole) if last else None)
-
+    def _stream(
+        self, row: Row, verifier: Verifier, watch: Callable[[Round], object] | None
+    ) -> Generator[StreamChunk, None, None]:
+        if row.text is None and self.tokenizer is not None:
+            row.text = RowText(self.tokenizer)
         with self._exclusive():
-            held: list[int] | None = None  # the last chunk carries the finished row's statistics
+            held: list[int] = []  # the last chunk waits for the finished row's statistics
             for done in self._run([row], verifier, Stats()):
-                if held is not None:
-                    yield chunk(held)
-                held = done.outcome.tokens[0]
-            yield chunk(held or [], last=True)
+                if watch is not None:
+                    watch(done)
+                if row.finished is None:
+                    yield StreamChunk(row.text.take() if row.text else "", done.outcome.tokens[0])
+                else:
+                    held = done.outcome.tokens[0]
+            last = row.text.finish() if row.text else ""
+            yield StreamChunk(last, held, self._result(row, verifier))
 
     def _run(self, rows: list[Row], verifier: Verifier, timed: Stats) -> Iterator[Round]:
         clock = Clock(self.target.device)
         length = FixedLength.of(self.drafter.capabilities, self.draft_tokens)
         self._guard.renew()
         scheduler = Scheduler(rows, self.target, self._guard, self.max_batch, length.nodes, clock)
-        yield from rounds(scheduler, self.target, self._guard, verifier, length, clock)
+        for done in rounds(scheduler, self.target, self._guard, verifier, length, clock):
+            timed.add_seconds(done.seconds)
+            yield done
+        timed.total_seconds = clock.now
 
-    def _rows(self, prompts: Prompts, params: Params) -> tuple[list[Row], Verifier, bool]:
-        encoded, many = encode_prompts(prompts, self.tokenizer)
-        for i, ids in enumerate(encoded):
-            check_ids(ids, self.target.vocab_size, self.target.context_limit, i if many else None)
-        each = _params_of_each(params, len(encoded))
-        verifier = self.verifier_for(each)
-        rows = [
-            Row(
-                id=next(self._ids),
-                prompt=ids,
-                params=row_params,
-                seed=secrets.randbits(63) if row_params.seed is None else row_params.seed,
-                eos=eos_ids(row_params, self._eos),
-                context_limit=self.target.context_limit,
-            )
-            for ids, row_params in zip(encoded, each, strict=True)
-        ]
-        return rows, verifier, many
-
-    def _text(self, row: Row) -> str | None:
-        if self.tokenizer is None:
-            return None
-        detokenizer = Detokenizer(self.tokenizer)
-        return detokenizer.add(row.output) + detokenizer.finish()
-
-    def _result(self, row: Row, verifier: Verifier, text: str | None) -> GenerationResult:
+    def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
         assert row.finished is not None
+        if row.text is None and self.tokenizer is not None:
+            row.text = RowText(self.tokenizer)
+            row.text.add(row.output)
+        if row.text is not None:
+            row.text.finish()
         return GenerationResult(
-            text, row.output, row.finished, list(row.prompt), row.seed, verifier.name, row.stats
+            text=None if row.text is None else row.text.text,
+            token_ids=row.output,
+            finish_reason=row.finished,
+            logprobs=None if row.params.logprobs is None else row.logprobs,
+            sample=row.sample,
+            prompt_token_ids=list(row.prompt),
+            seed=row.seed,
+            verifier=verifier.name,
+            stats=row.stats,
         )
 
     def _check_trees(self) -> None:
@@ -240,16 +251,6 @@ class SpecDecoder:
 def installed_plugins() -> Registry:
     """Discover the installed plugins once a process, so that a broken one is reported once."""
     return Registry.discover()
-
-
-def _params_of_each(params: Params, prompts: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * prompts
-    if len(params) != prompts:
-        raise InvalidParameter(f"{len(params)} params for {prompts} prompts; pass one for all, or one each")
-    return list(params)
 
 
 def _check_counts(*, draft_tokens: int | None, max_batch: int, prefill_chunk: int) -> None:

@@ -147,7 +147,10 @@ class Context(Protocol):
         """
 
     def for_rows(self, index: Sequence[int]) -> Context:
-        """Select rows by their index in this context."""
+        """Select rows by their index in this context; one may be selected several times."""
+
+    def for_member(self, name: str) -> Context:
+        """Give the same rows to a member of a combination: `rng` is `rng.child(name)`."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ class CachedModel(Protocol):
 
     vocab_size: int
     context_limit: int | None
+    trees: bool  # False: chains only, the model's attention cannot follow a tree
 
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for these rows and up to `nodes` drafted nodes of each."""

@@ -50,7 +50,7 @@ def rounds(
                 logits = target.score(batch, checked)
             p = distributions(logits, batch.params, batch.history(checked))
             verdict = verifier.verify(p, checked.draft, batch.rng)
-            outcome, flags = batch.commit(checked, verdict)
+            outcome, flags = batch.commit(checked, verdict, logits)
             drafter.judge(flags)
             outcome = target.keep(outcome)
             with clock.part("draft"):

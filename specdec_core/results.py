@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specdec_core.logprobs import TokenLogprob
 from specdec_core.sampling_params import FinishReason
 from specdec_core.stats import Stats
 
@@ -15,10 +17,20 @@ class GenerationResult:
     text: str | None  # without special tokens; None where the decoder has no tokenizer
     token_ids: list[int]  # generated, an EOS that ended it included
     finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | None  # of each generated token, where `logprobs` was asked for
+    sample: int  # which of the prompt's `n` samples
     prompt_token_ids: list[int]
     seed: int
     verifier: str
     stats: Stats
+
+
+class Results(list[GenerationResult]):
+    """Results in the order of the prompts, and the statistics of the run as a whole."""
+
+    def __init__(self, results: Iterable[GenerationResult], stats: Stats) -> None:
+        super().__init__(results)
+        self.stats = stats
 
 
 @dataclass(frozen=True)

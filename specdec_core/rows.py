@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from specdec_core.clock import Clock
 from specdec_core.context import RoundContext, TokenBuffer
@@ -13,7 +14,9 @@ from specdec_core.draft import Verdict
 from specdec_core.guard import CheckedDraft
 from specdec_core.history import History, node_paths
 from specdec_core.interfaces import Outcome
+from specdec_core.logprobs import TokenLogprob, measure, read
 from specdec_core.rng import KeyedRng, Purpose
+from specdec_core.row_text import RowText
 from specdec_core.sampling_params import FinishReason, SamplingParams
 from specdec_core.stats import Stats
 from specdec_core.stopping import cut
@@ -26,13 +29,16 @@ class Row:
     id: int
     prompt: tuple[int, ...]
     params: SamplingParams
-    seed: int
+    seed: int  # of this sample
     eos: frozenset[int]
     context_limit: int | None
+    sample: int = 0  # which of the prompt's n samples
     place: int = -1
     began: float = 0.0  # when it was admitted, on the run's clock
     tokens: list[int] = field(default_factory=list)  # committed, prompt included
     finished: FinishReason | None = None
+    text: RowText | None = None  # kept while generating only where stops or a stream need it
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
 
     def __post_init__(self) -> None:
@@ -58,11 +64,15 @@ class Row:
         over = self.context_limit is not None and self.context_limit < by_cap
         return FinishReason.CONTEXT if over else FinishReason.LENGTH
 
-    def commit(self, tokens: list[int], drafted: int) -> int:
+    def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
         """Append a block, cut where the row ends; return how many tokens were kept."""
         kept, self.finished = cut(tokens, self.room, self.eos, self._room_reason)
+        if self.text is not None:
+            kept = self.text.add(tokens[:kept])
+            if self.text.stopped:
+                self.finished = FinishReason.STOP
         self.tokens += tokens[:kept]
-        self.stats.count_round(drafted, accepted=len(tokens) - 1, new=kept)
+        self.stats.count_round(drafted, accepted=len(tokens) - 1, new=kept, source=source)
         return kept
 
 
@@ -108,22 +118,28 @@ class Batch:
         """The verifier's randomness; the keys are those of the start of the round."""
         return self._rng(Purpose.VERIFY, "")
 
-    def commit(self, checked: CheckedDraft, verdict: Verdict) -> tuple[Outcome, list[int]]:
+    def commit(self, checked: CheckedDraft, verdict: Verdict, logits: Tensor) -> tuple[Outcome, list[int]]:
         """Make the verdict's tokens part of the output; return it with the draft's flags.
 
-        This is the round's one host transfer. EOS and caps are applied here, in mid-block, and a path that
-        they cut is cut too; such a row has ended.
+        This is the round's one host transfer. EOS, stop strings and caps are applied here, in mid-block,
+        and a path that they cut is cut too; such a row has ended.
+
+        logits: [B, 1 + n, V] raw, for rows that want log-probabilities.
         """
         context = self.context
-        found = _to_host(checked, verdict)
+        top = max((p.logprobs for p in self.params if p.logprobs is not None), default=None)
+        found = _to_host(checked, verdict, logits, top)
         tokens, paths = [], []
-        for row, (path, block, drafted, _) in zip(self.rows, found, strict=True):
-            kept = row.commit(block, drafted)
-            tokens.append(block[:kept])
-            paths.append(path[:kept])
+        sources = checked.draft.sources or [""] * len(self.rows)
+        for row, block, source in zip(self.rows, found, sources, strict=True):
+            kept = row.commit(block.tokens, block.drafted, source)
+            tokens.append(block.tokens[:kept])
+            paths.append(block.path[:kept])
+            if row.params.logprobs is not None and top is not None:
+                row.logprobs += read(block.logprobs, tokens[-1], top, row.params.logprobs)
         finished = tuple(row.finished for row in self.rows)
         outcome = Outcome(context.rows, context.places, tuple(tokens), tuple(paths), finished)
-        return outcome, [flags for *_, flags in found]
+        return outcome, [block.flags for block in found]
 
     def count_time(self, clock: Clock) -> dict[str, float]:
         """Book the round's seconds on every row that took part; return them."""
@@ -139,18 +155,34 @@ class Batch:
         return KeyedRng(seeds, [len(row.tokens) for row in self.rows], purpose, owner, self.buffer.device)
 
 
-def _to_host(checked: CheckedDraft, verdict: Verdict) -> list[tuple[list[int], list[int], int, int]]:
-    """Fetch (accepted nodes, committed tokens, drafted nodes, flags) of each row in one transfer."""
-    next_token = verdict.next_token.unsqueeze(-1)
-    if checked.flags is None or checked.counts is None:
-        return [([], [token], 0, 0) for (token,) in next_token.tolist()]
-    path = verdict.path
-    tokens = checked.draft.tokens.gather(1, path.clamp(min=0))
-    packed = [path, tokens, next_token, checked.counts.unsqueeze(-1), checked.flags.unsqueeze(-1)]
+@dataclass(frozen=True)
+class _Block:
+    """What a round brought for one row, on the host."""
+
+    path: list[int]
+    tokens: list[int]  # accepted, and the row's own
+    drafted: int
+    flags: int
+    logprobs: list[int]  # as `logprobs.read` takes them
+
+
+def _to_host(checked: CheckedDraft, verdict: Verdict, logits: Tensor, top: int | None) -> list[_Block]:
+    """Fetch all that a round brought, in one transfer."""
+    path, next_token = verdict.path, verdict.next_token.unsqueeze(-1)
     d = path.shape[1]
+    tokens = next_token
+    if d:
+        along = checked.draft.tokens.gather(1, path.clamp(min=0))
+        tokens = torch.cat([torch.where(path >= 0, along, next_token), next_token], dim=1)
+    parts = [path, tokens]
+    if checked.counts is not None and checked.flags is not None:
+        parts += [checked.counts.unsqueeze(-1), checked.flags.unsqueeze(-1)]
+    if top is not None:
+        parts.append(measure(logits, path, tokens, top))
     blocks = []
-    for row in torch.cat(packed, dim=1).tolist():
+    for row in torch.cat(parts, dim=1).tolist():
         accepted = [node for node in row[:d] if node >= 0]
-        next_id, drafted, flags = row[2 * d :]
-        blocks.append((accepted, [*row[d : d + len(accepted)], next_id], drafted, flags))
+        said, rest = row[d : d + len(accepted) + 1], row[2 * d + 1 :]
+        drafted, flags = (0, 0) if checked.counts is None else (rest.pop(0), rest.pop(0))
+        blocks.append(_Block(accepted, said, drafted, flags, rest))
     return blocks

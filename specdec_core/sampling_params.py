@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from specdec_core.errors import InvalidParameter
 
@@ -18,6 +18,8 @@ class FinishReason(StrEnum):
     """Why a row ended."""
 
     EOS = "eos"
+    STOP = "stop"
+    """A stop string completed."""
     LENGTH = "length"
     """`max_new_tokens` were made."""
     CONTEXT = "context"
@@ -51,8 +53,26 @@ class SamplingParams(BaseModel):
     eos_token_id: int | tuple[int, ...] | None = Field(
         None, description="ids that end a row, kept as its last token; None: those of the model"
     )
+    stop: tuple[str, ...] = Field((), description="strings that end a row where they complete in its text")
+    include_stop: bool = Field(False, description="leave the stop string in the text")
     ignore_eos: bool = Field(False, description="generate past EOS tokens")
+    logprobs: int | None = Field(
+        None, ge=0, strict=True, description="log-probabilities of each token and of so many likeliest ones"
+    )
+    n: int = Field(1, ge=1, strict=True, description="samples of each prompt")
     seed: int | None = Field(None, description="seed of the row; None: fresh entropy")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("must not hold an empty string")
+        return stop
 
     def __init__(self, **options: Any) -> None:
         try:

@@ -7,9 +7,24 @@ prompt's earlier chunks is a prefill call, not a round.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
+
+
+@dataclass
+class MemberStats:
+    """What one member of a combination of drafters did."""
+
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def add(self, other: MemberStats) -> None:
+        """Add another's counts."""
+        self.rounds += other.rounds
+        self.drafted_tokens += other.drafted_tokens
+        self.accepted_tokens += other.accepted_tokens
 
 
 @dataclass
@@ -28,6 +43,7 @@ class Stats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # as verified, before an EOS or a cap in mid-block cut the row
     acceptance_histogram: list[int] = field(default_factory=list)  # index: tokens accepted in the round
+    by_drafter: dict[str, MemberStats] = field(default_factory=dict)  # of a combination: what each did
     prefill_seconds: float = 0.0  # target forwards that fed prompt tokens, a row's first round included
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # all other target forwards
@@ -70,14 +86,16 @@ class Stats:
         """New tokens over total seconds."""
         return self.new_tokens / self.total_seconds if self.total_seconds else 0.0
 
-    def count_round(self, drafted: int, accepted: int, new: int) -> None:
-        """Count one round of a row."""
+    def count_round(self, drafted: int, accepted: int, new: int, source: str = "") -> None:
+        """Count one round of a row; source: the member of a combination that drafted it."""
         self.rounds += 1
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
         self.new_tokens += new
         self.acceptance_histogram += [0] * (accepted + 1 - len(self.acceptance_histogram))
         self.acceptance_histogram[accepted] += 1
+        if source:
+            self.by_drafter.setdefault(source, MemberStats()).add(MemberStats(1, drafted, accepted))
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
         """Add the seconds of a round by part: prefill, draft, verify."""
@@ -93,7 +111,10 @@ class Stats:
             "prefill_seconds time_to_first_token draft_seconds verify_seconds other_seconds total_seconds "
             "tokens_per_second"
         )
-        return {name: getattr(self, name) for name in names.split()}
+        figures: dict[str, Any] = {name: getattr(self, name) for name in names.split()}
+        if self.by_drafter:
+            figures["by_drafter"] = {label: asdict(share) for label, share in self.by_drafter.items()}
+        return figures
 
     @classmethod
     def pooled(cls, parts: Iterable[Stats], timed: Stats | None = None) -> Stats:
@@ -105,6 +126,8 @@ class Stats:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             pairs = zip_longest(total.acceptance_histogram, part.acceptance_histogram, fillvalue=0)
             total.acceptance_histogram = [a + b for a, b in pairs]
+            for label, share in part.by_drafter.items():
+                total.by_drafter.setdefault(label, MemberStats()).add(share)
         for name in _SECONDS:
             values = (getattr(part, name) for part in parts)
             setattr(total, name, sum(values) if timed is None else getattr(timed, name))

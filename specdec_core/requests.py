@@ -1,0 +1,79 @@
+"""From prompts and params to rows, checked at the border."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from specdec_core.errors import InvalidParameter
+from specdec_core.prompts import Prompts, check_ids, encode_prompts
+from specdec_core.rng import sample_seed
+from specdec_core.row_text import RowText
+from specdec_core.rows import Row
+from specdec_core.sampling_params import SamplingParams
+from specdec_core.stopping import eos_ids
+from specdec_core.target import Target
+
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+
+
+def make_rows(
+    prompts: Prompts, params: Params, target: Target, eos: frozenset[int], ids: Iterator[int]
+) -> tuple[list[Row], bool]:
+    """Make a row for each sample of each prompt; return whether a list of results is wanted.
+
+    Raises:
+        InvalidParameter: a prompt or a parameter is wrong.
+    """
+    encoded, many = encode_prompts(prompts, target.tokenizer)
+    rows = []
+    each = params_of_each(params, len(encoded))
+    for i, (prompt, row_params) in enumerate(zip(encoded, each, strict=True)):
+        check_ids(prompt, target.vocab_size, target.context_limit, i if many else None)
+        _check_params(row_params, target)
+        many = many or row_params.n > 1
+        seed = secrets.randbits(63) if row_params.seed is None else row_params.seed
+        for sample in range(row_params.n):
+            row = Row(
+                id=next(ids),
+                prompt=prompt,
+                params=row_params,
+                sample=sample,
+                seed=sample_seed(seed, sample),
+                eos=eos_ids(row_params, eos),
+                context_limit=target.context_limit,
+            )
+            row.text = _watched(row_params, target.tokenizer) if row_params.stop else None
+            rows.append(row)
+    return rows, many
+
+
+def params_of_each(params: Params, prompts: int) -> list[SamplingParams]:
+    """Give the params of each prompt: one for all, or one each."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * prompts
+    if len(params) != prompts:
+        raise InvalidParameter(f"{len(params)} params for {prompts} prompts; pass one for all, or one each")
+    return list(params)
+
+
+def _watched(params: SamplingParams, tokenizer: Any) -> RowText:
+    return RowText(tokenizer, params.stop, include_stop=params.include_stop, least=params.min_new_tokens)
+
+
+def _check_params(params: SamplingParams, target: Target) -> None:
+    if params.stop and target.tokenizer is None:
+        raise InvalidParameter("stop strings need a tokenizer, and this decoder has none; use eos_token_id")
+    named = {
+        "logit_bias": params.logit_bias,
+        "bad_words_ids": [token for word in params.bad_words_ids for token in word],
+    }
+    for field, tokens in named.items():
+        for token in tokens:
+            if not 0 <= token < target.vocab_size:
+                raise InvalidParameter(
+                    f"{field} holds the token id {token}; the target's ids are 0 to {target.vocab_size - 1}"
+                )
