@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from specdec_core.decoder import SpecDecoder
     from specdec_core.distributions import TargetDistributions
     from specdec_core.draft import HOLE, ROOT, Draft, DraftLaw, Verdict
+    from specdec_core.dropin import generate
     from specdec_core.errors import (
         AmbiguousPlugin,
         DecoderBusy,
@@ -51,6 +52,7 @@ _HOMES = {
     "decoder": "SpecDecoder",
     "distributions": "TargetDistributions",
     "draft": "HOLE ROOT Draft DraftLaw Verdict",
+    "dropin": "generate",
     "errors": (
         "AmbiguousPlugin DecoderBusy DraftContractViolation DrafterError IncompatiblePair InvalidParameter "
         "InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError"
@@ -111,6 +113,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "VerifierConfig",
+    "generate",
     "hookimpl",
 ]
 
