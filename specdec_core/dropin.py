@@ -59,8 +59,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 # They choose how tokens are made, not which; here the drafter, the runtime and its cache do.
 _WITHOUT_EFFECT = frozenset(
     "use_cache cache_implementation cache_config max_cache_len return_legacy_cache early_stopping "
-    "length_penalty bos_token_id decoder_start_token_id is_assistant num_assistant_tokens num_assistant_tokens_schedule "
-    "assistant_confidence_threshold assistant_lookbehind target_lookbehind assistant_ensemble_weight "
+    "length_penalty bos_token_id decoder_start_token_id is_assistant num_assistant_tokens "
+    "num_assistant_tokens_schedule assistant_confidence_threshold assistant_lookbehind target_lookbehind assistant_ensemble_weight "
     "max_matching_ngram_size compile_config disable_compile continuous_batching_config low_memory "
     "prefill_chunk_size transformers_version".split()
 )
@@ -71,7 +71,6 @@ _HONOURED = frozenset(
 )
 _NEW_TOKENS = 20  # where neither max_length nor max_new_tokens is set
 _DEFAULTS: Settings = {
-    "max_length": 20,
     "temperature": 1.0,
     "top_k": 50,
     "top_p": 1.0,
