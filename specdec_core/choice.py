@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from specdec_core._spec_string import parse_drafters, parse_verifier
+from specdec_core.combination import Combination
 from specdec_core.draft import DraftLaw
-from specdec_core.errors import IncompatiblePair, InvalidParameter, InvalidSpec, SpecdecError
+from specdec_core.errors import IncompatiblePair, InvalidParameter, SpecdecError
 from specdec_core.interfaces import Capabilities, Drafter, Verifier
 from specdec_core.registry import Registry
 from specdec_core.sampling_params import SamplingParams
@@ -16,7 +17,7 @@ _NEEDS_NO_Q = {DraftLaw.ONE_HOT, DraftLaw.COUPLED}
 
 
 def build_drafter(drafter: str | Drafter, registry: Registry) -> Drafter:
-    """Build a drafter from its text, `name:option=value,...`.
+    """Build a drafter from its text, `name:option=value,...`; several names make a `Combination`.
 
     Raises:
         UsageError: the name, an option or a value is wrong.
@@ -24,10 +25,8 @@ def build_drafter(drafter: str | Drafter, registry: Registry) -> Drafter:
     if not isinstance(drafter, str):
         return drafter
     specs = parse_drafters(drafter)
-    if len(specs) > 1:
-        names = ", ".join(spec.name for spec in specs)
-        raise InvalidSpec(f"--drafter {drafter!r} names {len(specs)} drafters ({names}); name one")
-    return registry.build_drafter(specs[0].name, specs[0].options)
+    members = [registry.build_drafter(spec.name, spec.options) for spec in specs]
+    return members[0] if len(members) == 1 else Combination(members)
 
 
 def build_verifiers(verifier: str | Verifier, registry: Registry) -> list[Verifier]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -48,6 +48,37 @@ class TokenBuffer:
             self._ids[: old.shape[0], : old.shape[1]] = old
 
 
+class ReadOnly(Sequence[int]):
+    """A list that only its owner may change; slices and sums are copies."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: list[int]) -> None:
+        self._items = items
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self._items[at]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return self._items == (other._items if isinstance(other, ReadOnly) else other)
+
+    def __add__(self, other: Iterable[int]) -> list[int]:
+        return [*self._items, *other]
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
 class ContextRow(Protocol):
     """What a context reads of a row."""
 
@@ -74,7 +105,7 @@ class RoundContext:
         return self._buffer.device
 
     def row_tokens(self, i: int) -> Sequence[int]:
-        return self._members[i].tokens
+        return ReadOnly(self._members[i].tokens)
 
     @cached_property
     def tokens(self) -> Tensor:

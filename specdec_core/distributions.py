@@ -28,6 +28,14 @@ class TargetDistributions:
         """V."""
         return self.logits.shape[-1]
 
+    def at(self, index: Tensor) -> TargetDistributions:
+        """Select one index of each row: int64 [B] -> distributions [B, 1, V].
+
+        What a verifier computes from them costs nothing for the nodes it does not visit.
+        """
+        rows = torch.arange(index.shape[0], device=index.device)
+        return TargetDistributions(self.logits[rows, index].unsqueeze(1), self.greedy)
+
     @cached_property
     def argmax(self) -> Tensor:
         """The likeliest token at each index: int64 [B, 1 + n]; the smallest id among equals."""
@@ -36,20 +44,19 @@ class TargetDistributions:
     @cached_property
     def probs(self) -> Tensor:
         """p itself: [B, 1 + n, V], float32 or wider."""
-        point = torch.zeros_like(self.logits, dtype=_wide(self.logits.dtype))
-        point.scatter_(-1, self.argmax.unsqueeze(-1), 1.0)
+        dtype = torch.float64 if self.logits.dtype == torch.float64 else torch.float32
+        best = self.argmax.unsqueeze(-1)
         if self.greedy is None:
-            return point
-        soft = torch.softmax(self.logits.to(point.dtype), dim=-1)
-        return torch.where(self.greedy.view(-1, 1, 1), point, soft)
+            return torch.zeros_like(self.logits, dtype=dtype).scatter_(-1, best, 1.0)
+        soft = torch.softmax(self.logits, dim=-1, dtype=dtype)
+        greedy = self.greedy.view(-1, 1, 1)
+        top = soft.gather(-1, best).masked_fill_(greedy, 1.0)
+        return soft.masked_fill_(greedy, 0.0).scatter_(-1, best, top)
 
     @cached_property
     def noise_logits(self) -> Tensor:
         """log p up to a constant, for draws with Gumbel noise: -inf wherever p = 0, also in greedy rows."""
+        point = torch.full_like(self.logits, -torch.inf).scatter_(-1, self.argmax.unsqueeze(-1), 0.0)
         if self.greedy is None:
-            return self.probs.log()
-        return torch.where(self.greedy.view(-1, 1, 1), self.probs.log(), self.logits)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+            return point
+        return torch.where(self.greedy.view(-1, 1, 1), point, self.logits)

@@ -60,9 +60,9 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _WITHOUT_EFFECT = frozenset(
     "use_cache cache_implementation cache_config max_cache_len return_legacy_cache early_stopping "
     "length_penalty bos_token_id decoder_start_token_id is_assistant num_assistant_tokens "
-    "num_assistant_tokens_schedule assistant_confidence_threshold assistant_lookbehind target_lookbehind assistant_ensemble_weight "
-    "max_matching_ngram_size compile_config disable_compile continuous_batching_config low_memory "
-    "prefill_chunk_size transformers_version".split()
+    "num_assistant_tokens_schedule assistant_confidence_threshold assistant_lookbehind target_lookbehind "
+    "assistant_ensemble_weight max_matching_ngram_size compile_config disable_compile "
+    "continuous_batching_config low_memory prefill_chunk_size transformers_version".split()
 )
 _HONOURED = frozenset(
     "max_length max_new_tokens min_length min_new_tokens stop_strings do_sample temperature top_k top_p "

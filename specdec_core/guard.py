@@ -93,7 +93,7 @@ class GuardedDrafter:
         if not self.dropped and any(budget.depth):
             with self._fenced("propose"):
                 draft = self.drafter.propose(context, budget)
-                _check_on_host(draft, len(context.rows), self.vocab_size, self.capabilities, self.name)
+                _check_on_host(draft, context, self.vocab_size, self.capabilities, self.name)
                 if draft.nodes:
                     return check_values(draft, budget, self.capabilities, self.vocab_size)
         return CheckedDraft.empty(len(context.rows), context.device)
@@ -118,7 +118,7 @@ class GuardedDrafter:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, DrafterError):
+            if not isinstance(error, DrafterError) or not error.drafter:
                 reason = f"{call} raised {type(error).__name__}: {error}"
                 failure = DrafterError(f"drafter {self.name!r}: {reason}", drafter=self.name)
                 failure.__cause__ = error
@@ -126,18 +126,24 @@ class GuardedDrafter:
             self._drop(error)
 
     def _drop(self, error: DrafterError, *, off_law: bool = False) -> None:
+        if self.dropped:
+            return  # it was named for what it did first
+        self.dropped = True
         if self.strict:
             raise error
-        if self.dropped:
-            return
-        self.dropped = True
         law = "; sampled text of this one round may be off the target's law" if off_law else ""
         logger.warning("%s; the run goes on without it%s", error, law)
         self.release(list(self._admitted))
 
 
 def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab_size: int) -> CheckedDraft:
-    """Cut what breaks a rule, without a host transfer, and flag it."""
+    """Cut what breaks a rule, without a host transfer, and flag it.
+
+    A row whose law or q cannot be verified loses its whole draft.
+    """
+    room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
+    surely_beyond = (draft.parents[:, room:] != HOLE).any(dim=-1)
+    draft = _narrowed(draft, room, max(budget.depth))
     tokens, parents = draft.tokens, draft.parents
     index = torch.arange(draft.nodes, device=parents.device)
     orphan = (parents >= index) | (parents < HOLE)
@@ -153,34 +159,52 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     for law in capabilities.laws:
         undeclared &= draft.laws != law
     found = torch.stack([mark.any(dim=-1) for mark in (alien, orphan, surplus, deep, beyond)])
-    has_nodes = real.any(dim=-1)
-    found = torch.cat([found, (undeclared & has_nodes)[None], (_unusable_q(draft, real) & has_nodes)[None]])
+    found[-1] |= surely_beyond
+    undeclared &= real.any(dim=-1)
+    unusable = _unusable_q(draft, real)
+    found = torch.cat([found, undeclared[None], unusable[None]])
+    real &= ~(undeclared | unusable).unsqueeze(-1)
     bits = 1 << torch.arange(len(_RULES), device=parents.device)
     flags = (found * bits[:, None]).sum(dim=0)
     draft = replace(draft, parents=parents.masked_fill(~real, HOLE))
     return CheckedDraft(draft, Tree(tree.ancestors, tree.depths, real), flags, real.sum(dim=-1))
 
 
+def _narrowed(draft: Draft, columns: int, depth: int) -> Draft:
+    """Cut a draft's columns, and its bounds to what they can be."""
+    columns = min(columns, draft.nodes)
+    return replace(
+        draft,
+        tokens=draft.tokens[:, :columns],
+        parents=draft.parents[:, :columns],
+        probs=None if draft.probs is None else draft.probs[:, :columns],
+        scores=None if draft.scores is None else draft.scores[:, :columns],
+        depth=min(draft.depth, columns, depth),
+        width=min(draft.width, columns),
+    )
+
+
 def _unusable_q(draft: Draft, real: Tensor) -> Tensor:
     """Which rows need a q and have none that can be used: bool [B]."""
     needs = (draft.laws == DraftLaw.SAMPLED) | (draft.laws == DraftLaw.WITHOUT_REPLACEMENT)
     if draft.probs is None:
-        return needs
+        return needs & real.any(dim=-1)
     q = draft.probs
     sums = q.sum(dim=-1)
     bad = ~torch.isfinite(sums) | (sums < 0.99) | (sums > 1.01) | (q < 0).any(dim=-1)
     return needs & (bad & real).any(dim=-1)
 
 
-def _check_on_host(draft: object, rows: int, vocab_size: int, can: Capabilities, name: str) -> None:
-    """Check type, shapes and dtypes.
+def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabilities, name: str) -> None:
+    """Check types, shapes, dtypes and the device.
 
     Raises:
         DraftContractViolation: names the drafter and the rule.
     """
     if not isinstance(draft, Draft):
         raise _violation(name, f"propose must return a Draft, not {type(draft).__name__}")
-    shape = (rows, draft.nodes) if draft.tokens.dim() == 2 else tuple(draft.tokens.shape)
+    rows, two = len(context.rows), isinstance(draft.tokens, Tensor) and draft.tokens.dim() == 2
+    shape = (rows, draft.nodes if two else -1)
     wanted: list[tuple[str, Tensor | None, tuple[int, ...], torch.dtype]] = [
         ("tokens", draft.tokens, shape, torch.int64),
         ("parents", draft.parents, shape, torch.int64),
@@ -189,16 +213,15 @@ def _check_on_host(draft: object, rows: int, vocab_size: int, can: Capabilities,
         ("scores", draft.scores, shape, torch.float32),
     ]
     for part, tensor, size, dtype in wanted:
-        if tensor is None:
+        if tensor is None and part in ("probs", "scores"):
             continue
-        if tuple(tensor.shape) != size or tensor.dtype != dtype or len(shape) != 2:
-            got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            expected = (
-                f"{str(dtype).removeprefix('torch.')} [{rows}, n]"
-                if part == "tokens"
-                else (f"{str(dtype).removeprefix('torch.')} {list(size)}")
-            )
-            raise _violation(name, f"`{part}` must be {expected}, not {got}")
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != size or tensor.dtype != dtype:
+            expected = f"[{rows}, n]" if part == "tokens" else str(list(size))
+            raise _violation(name, f"`{part}` must be {_name(dtype)} {expected}, not {_described(tensor)}")
+        if tensor.device != context.device:
+            raise _violation(name, f"`{part}` must be on {context.device}, not on {tensor.device}")
+    if not all(isinstance(bound, int) for bound in (draft.depth, draft.width)):
+        raise _violation(name, f"depth and width must be int, not {draft.depth!r} and {draft.width!r}")
     if draft.nodes and (draft.depth < 1 or draft.width < 1):
         raise _violation(
             name, f"a draft with nodes has depth and width of at least 1, not {draft.depth} and {draft.width}"
@@ -207,6 +230,16 @@ def _check_on_host(draft: object, rows: int, vocab_size: int, can: Capabilities,
         raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
     if draft.nodes and draft.probs is None and can.laws and can.laws <= set(_NEEDS_Q):
         raise _violation(name, "its law is sampled, but it gave no q (`probs`)")
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{_name(value.dtype)} {list(value.shape)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _violation(name: str, rule: str) -> DraftContractViolation:

@@ -29,9 +29,11 @@ class Scheduler:
         clock: Clock,
     ) -> None:
         self._waiting = deque(rows)
-        self._target, self._drafter, self._nodes, self._clock = target, drafter, nodes, clock
+        self._target, self._drafter, self._clock = target, drafter, clock
+        self._nodes = max(nodes, drafter.capabilities.nodes)  # the guard lets drafts be that wide
         self._active: list[Row] = []
         self._free = list(range(max_batch))
+        self._fed: set[tuple[int, ...]] = set()  # prompts that were shared out
         self._buffer = TokenBuffer(target.device)
 
     def next(self) -> Batch | None:
@@ -47,10 +49,23 @@ class Scheduler:
         new = [row for row in self._active if not row.stats.rounds]
         if new:
             size = _bucket(len(new[0].prompt), self._target.chunk)
-            rows = [row for row in new if _bucket(len(row.prompt), self._target.chunk) == size]
+            rows = self._unlike([row for row in new if _bucket(len(row.prompt), self._target.chunk) == size])
         else:
             rows = list(self._active)
         return Batch(rows, self._buffer, self._drafter.name)
+
+    def _unlike(self, rows: list[Row]) -> list[Row]:
+        """Leave out all but one row of a prompt that was not fed yet: the others will share what it fed."""
+        firsts: dict[tuple[int, ...], Row] = {}
+        chosen = [
+            row
+            for row in rows
+            if not self._target.shares(len(row.prompt))
+            or row.prompt in self._fed
+            or firsts.setdefault(row.prompt, row) is row
+        ]
+        self._fed.update(firsts)
+        return chosen
 
     def close(self) -> None:
         """Release every row."""

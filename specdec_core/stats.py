@@ -37,6 +37,7 @@ class Stats:
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, whose states were there from another row or call
     new_tokens: int = 0
     rounds: int = 0
     prefill_calls: int = 0
@@ -106,7 +107,7 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Give every field and figure by name, as `--json` prints them."""
         names = (
-            "prompt_tokens new_tokens rounds target_calls drafted_tokens accepted_tokens acceptance_rate "
+            "prompt_tokens reused_tokens new_tokens rounds target_calls drafted_tokens accepted_tokens acceptance_rate "
             "mean_acceptance_length tokens_per_target_call acceptance_histogram acceptance_by_depth "
             "prefill_seconds time_to_first_token draft_seconds verify_seconds other_seconds total_seconds "
             "tokens_per_second"
@@ -136,5 +137,5 @@ class Stats:
         return total
 
 
-_COUNTS = ["prompt_tokens", "new_tokens", "rounds", "prefill_calls", "drafted_tokens", "accepted_tokens"]
+_COUNTS = "prompt_tokens reused_tokens new_tokens rounds prefill_calls drafted_tokens accepted_tokens".split()
 _SECONDS = ["prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"]

@@ -17,6 +17,7 @@ from specdec_core.guard import CheckedDraft
 from specdec_core.interfaces import CachedModel, Capabilities, Outcome, Rows
 from specdec_core.model.graphs import Capture
 from specdec_core.model.layers import apply_head, first_layers
+from specdec_core.model.prefixes import LEAST
 from specdec_core.model.probe import Probe, probe
 from specdec_core.model.runner import DEFAULT_CHUNK, Forward, Runner
 from specdec_core.rows import Batch
@@ -76,8 +77,16 @@ class Target:
         """Forget these places."""
         self.runner.release(places)
 
+    def shares(self, prompt: int) -> bool:
+        """Whether rows of one prompt of this length feed it only once."""
+        return prompt > LEAST and not self.runner.hidden_layers
+
     def prefill(self, batch: Batch) -> Iterator[Outcome]:
         """Feed the earlier chunks of long prompts; yield what drafters may observe of each call."""
+        self.runner.adopt(batch.context)
+        for row in batch.rows:
+            if not row.stats.rounds:
+                row.stats.reused_tokens = self.runner.held(row.place)
         for i, forward, fed in self.runner.prefill(batch.context):
             row = batch.rows[i]
             row.stats.prefill_calls += 1
@@ -114,8 +123,14 @@ class Target:
         return apply_head(self.model, hidden)
 
     def cached(self, model: nn.Module) -> CachedModel:
-        """Wrap a drafter's own model."""
-        return Runner(model, chunk=self.chunk, capture=self.runner.steps.capture)
+        """Wrap a drafter's own model.
+
+        Raises:
+            UnsupportedModel: its state cannot be rolled back.
+        """
+        runner = Runner(model, chunk=self.chunk, capture=self.runner.steps.capture)
+        runner.trees = probe(runner).trees
+        return runner
 
     def early_layers(self, exit_layer: int) -> CachedModel:
         """Give the target's first layers and head as a model that borrows the target's cache.
@@ -128,7 +143,9 @@ class Target:
         if not 1 <= exit_layer <= last:
             raise InvalidParameter(f"layer={exit_layer} is no early exit of this target; use 1 to {last}")
         short = first_layers(self.model, exit_layer)
-        return Runner(short, chunk=self.chunk, capture=self.runner.steps.capture, lender=self.runner)
+        early = Runner(short, chunk=self.chunk, capture=self.runner.steps.capture, lender=self.runner)
+        early.trees = self.probed.trees
+        return early
 
 
 def _with_hidden(outcome: Outcome, forward: Forward) -> Outcome:

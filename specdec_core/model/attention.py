@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,10 @@ class AttentionPlan:
         """Each window once."""
         return tuple(dict.fromkeys(self.windows.values()))
 
+    def without_windows(self) -> AttentionPlan:
+        """Give the plan of a model that heeds no window."""
+        return replace(self, windows=dict.fromkeys(self.windows))
+
     def mask(self, masks: dict[int | None, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Turn boolean masks by window into the model's `attention_mask`."""
         if self.additive:
@@ -43,6 +47,21 @@ class AttentionPlan:
         if len(self.windows) == 1:
             return masks[self.distinct[0]]
         return {kind: masks[window] for kind, window in self.windows.items()}
+
+
+def context_limit(config: Any) -> int | None:
+    """Give the most positions of a row; None: no limit is known.
+
+    Long-range rotary embeddings ("longrope") end at their original length: beyond it they turn every position
+    of a forward by other angles, those of shorter rows and of earlier tokens in the block too.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        original = part.get("original_max_position_embeddings")
+        if part.get("rope_type") == "longrope" and original is not None:
+            limit = original if limit is None else min(limit, original)
+    return limit
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -87,7 +106,7 @@ def plan_attention(model: PreTrainedModel) -> AttentionPlan:
 
 def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
     layers = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    known = {"full_attention", "sliding_attention", "attention"}
+    known = {"full_attention", "sliding_attention", "attention", "mlp", "moe"}
     unknown = sorted(set(layers or ()) - known)
     if unknown:
         raise UnsupportedModel(

@@ -90,6 +90,11 @@ class SlotCache(Cache):
                 row = torch.tensor(places, device=buffer.device)[:, None]
                 buffer[row, :, at[len(places) :]] = buffer[row, :, at[: len(places)]]
 
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` slots of one place to another."""
+        for buffer in (*self.keys, *self.values):
+            buffer[target, :, :count] = buffer[source, :, :count]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tell models that ask; they are always given explicit positions and a 4D mask."""
         return self._view

@@ -46,6 +46,12 @@ def load_model(
     folder = Path(target).expanduser()
     if folder.exists() and not folder.is_dir():
         raise InvalidParameter(f"target {target!r} is a file; name a model folder or a hub id")
+    if not folder.is_dir() and (folder.is_absolute() or target.startswith(("./", "../", "~"))):
+        raise InvalidParameter(f"target {target!r} does not exist; name a model folder or a hub id")
+    if folder.is_dir() and revision is not None:
+        raise InvalidParameter(
+            f"revision={revision!r} needs a hub id, and {target!r} is a folder; leave it out"
+        )
     name = str(folder) if folder.is_dir() else target
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if folder.is_dir() or offline:

@@ -1,17 +1,21 @@
-"""What a model can do: a few tokens through a tree and through a plain pass, compared.
+"""What a model can do: a few tokens in blocks and in plain passes, compared.
 
-Models that take positions from slots (ALiBi) fail the tree; those with a state that is no cache fail the
-chain too. A probe that raises counts as failed.
+Models that take positions from slots (ALiBi) fail a tree; those with a state that is no cache, or a window
+other than their config's, fail a chain too. A probe that raises counts as failed. Windows are made small
+while the probe runs, so that a few tokens reach beyond them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor, nn
 
 from specdec_core.context import RoundContext, TokenBuffer
-from specdec_core.draft import ROOT
+from specdec_core.draft import HOLE, ROOT
 from specdec_core.errors import UnsupportedModel
 from specdec_core.interfaces import Rows
 from specdec_core.model.runner import Runner
@@ -20,10 +24,14 @@ from specdec_core.rng import KeyedRng, Purpose
 from specdec_core.sampling_params import SamplingParams
 
 _TREE = [ROOT, ROOT, 1, 1, 3]  # the longest path goes through second children
-_CHAIN = [ROOT, 0, 1, 2]
-_PROMPT = 5
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative to the spread of the logits
-_LOOSE = 0.15  # half precision rounds blocks of other sizes differently
+_CHAIN = [ROOT, 0, 1, 2, HOLE]
+_PROMPTS = (6, 5)  # of the row with the tree, and of that with the chain
+_WINDOW = 3
+# Allowed deviation, relative to the spread of the logits: at least this, or as rounding makes it, ...
+_FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
+_ROUNDING, _MOST = 10, 1e-2
+# ... and half precision, where the mean counts: a chain, and how much worse than it a tree may be.
+_LOOSE, _TREE_FLOOR, _TREE_FACTOR = 0.15, 0.01, 2
 
 
 @dataclass(frozen=True)
@@ -36,72 +44,122 @@ class Probe:
 
 @dataclass
 class _Row:
-    prompt: tuple[int, ...]
+    place: int
     tokens: list[int]
     id: int = 0
-    place: int = 0
+    prompt: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=1))
     eos: frozenset[int] = frozenset()
 
 
 def probe(runner: Runner) -> Probe:
-    """Feed a few tokens through a tree and through plain passes, and compare the logits.
+    """Feed a few tokens through a tree and a chain and through plain passes, and compare the logits.
+
+    The runner itself feeds nothing. Where its model heeds no window although the config names one, its plan
+    is corrected.
 
     Raises:
         UnsupportedModel: not even a chain comes out right.
     """
-    reason = _fault(runner, _TREE)
-    if not reason:
-        return Probe(trees=True)
-    chain = _fault(runner, _CHAIN)
+    with _small_windows(runner.model) as windowed:
+        scratch = Runner(runner.model)
+        tree, chain = _faults(scratch)
+        if chain and windowed and not _keeps_windows(runner.model):
+            scratch.plan = scratch.plan.without_windows()
+            tree, without = _faults(scratch)
+            if not without:
+                chain, runner.plan = "", runner.plan.without_windows()
     if chain:
         kind = runner.model.config.get_text_config(decoder=True).model_type
+        what = "attention, its windows or its state do" if windowed else "attention or its state does"
         raise UnsupportedModel(
-            f"{kind} cannot be checked in blocks: {chain}; its attention or its state does not follow the "
-            "positions and masks it is given"
+            f"{kind} cannot be checked in blocks: {chain}; its {what} not follow the positions and masks it "
+            "is given"
         )
-    return Probe(trees=False, reason=reason)
+    return Probe(trees=not tree, reason=tree)
 
 
-def _fault(runner: Runner, parents: list[int]) -> str:
-    """Say what is wrong with a draft of this shape; empty if nothing is."""
+@contextmanager
+def _small_windows(model: nn.Module) -> Iterator[bool]:
+    """Make every window small for a while; yield whether there is one."""
+    configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None)) is not None}
+    windows = [(c, c.sliding_window) for c in configs.values() if getattr(c, "sliding_window", None)]
     try:
-        error, limit = _deviation(runner, parents)
-    except Exception as problem:
-        return f"a block of {_PROMPT + len(parents)} tokens raised {type(problem).__name__}: {problem}"
+        for config, _ in windows:
+            config.sliding_window = _WINDOW
+        yield bool(windows)
     finally:
-        runner.release([0])
-    return (
-        "" if error <= limit else f"logits of a block differ from a plain pass by {error:.2g} of their spread"
-    )
+        for config, window in windows:
+            config.sliding_window = window
+
+
+def _keeps_windows(model: nn.Module) -> bool:
+    """Whether a module holds a window of its own, which making the config's small does not reach."""
+    return any(getattr(part, "sliding_window", None) for part in model.modules())
+
+
+def _faults(runner: Runner) -> tuple[str, str]:
+    """Say what is wrong with a tree and with a chain; empty if nothing is."""
+    try:
+        tree, chain, rounding = _deviations(runner)
+    except Exception as problem:
+        raised = f"a block of {len(_TREE) + 1} tokens raised {type(problem).__name__}: {problem}"
+        return raised, raised
+    floor = _FLOOR.get(runner.dtype)
+    if floor is None:
+        limits = max(_TREE_FLOOR, _TREE_FACTOR * chain), _LOOSE
+    else:
+        limit = max(floor, min(_ROUNDING * rounding, _MOST))
+        limits = max(limit, min(_ROUNDING * chain, _MOST)), limit
+    return _fault(tree, limits[0]), _fault(chain, limits[1])
+
+
+def _fault(error: float, limit: float) -> str:
+    if error <= limit:
+        return ""
+    return f"logits of a block differ from a plain pass by {error:.2g} of their spread"
 
 
 @torch.no_grad()
-def _deviation(runner: Runner, parents: list[int]) -> tuple[float, float]:
-    """Compare with a plain causal pass over every root path: (deviation over spread, allowed)."""
-    ids = [(7919 * i + 13) % runner.vocab_size for i in range(_PROMPT + len(parents))]
-    prompt, nodes = ids[:_PROMPT], ids[_PROMPT:]
-    paths = [_path(parents, node) for node in range(len(parents))]
-    width = max(map(len, paths))
+def _deviations(runner: Runner) -> tuple[float, float, float]:
+    """Measure how far a tree, a chain, and a plain pass of another size are off plain causal passes."""
+    n = len(_TREE)
+    ids = [(7919 * i + 13) % runner.vocab_size for i in range(max(_PROMPTS) + n)]
+    nodes, rows = ids[-n:], [_Row(place, ids[:length]) for place, length in enumerate(_PROMPTS)]
+    got = _block(runner, rows, nodes)
+    paths = [(0, _path(_TREE, node)) for node in range(n)] + [(1, _path(_CHAIN, n - 2))]
     # Right padding is harmless: a causal pass never looks ahead.
-    plain = [prompt + [nodes[i] for i in path] + [0] * (width - len(path)) for path in paths]
-    expected = runner.model(
-        input_ids=torch.tensor(plain, device=runner.device), use_cache=False
-    ).logits.float()
-    at = torch.tensor([_PROMPT - 1 + len(path) for path in paths], device=runner.device)
-    after_nodes = expected[torch.arange(len(paths), device=runner.device), at]
-    expected = torch.cat([expected[0, _PROMPT - 1].unsqueeze(0), after_nodes])
+    texts = [rows[row].tokens + [nodes[node] for node in path] for row, path in paths]
+    width = max(map(len, texts))
+    plain = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=runner.device)
+    expected = runner.model(input_ids=plain, use_cache=False).logits.float()
+    start = [length - 1 for length in _PROMPTS]
+    after = [expected[0, start[0]], *(expected[i, start[0] + len(paths[i][1])] for i in range(n))]
+    chain = expected[n, start[1] : start[1] + n]
+    short = runner.model(input_ids=plain[:1, : _PROMPTS[0]], use_cache=False).logits[0].float()
+    pairs = (got[0], torch.stack(after)), (got[1, :n], chain), (short, expected[0, : _PROMPTS[0]])
+    spread, exact = max(float(expected.std()), 1e-12), runner.dtype in _FLOOR
+    tree_off, chain_off, rounding = (_distance(a, b, exact) / spread for a, b in pairs)
+    return tree_off, chain_off, rounding
 
-    row = _Row(tuple(prompt), list(prompt))
-    runner.admit(Rows((row.id,), (row.place,), (row.prompt,), (row.params,)), nodes=len(nodes))
-    rng = KeyedRng([0], [0], Purpose.DRAFT, "", runner.device)
-    context = RoundContext([row], TokenBuffer(runner.device), rng)
-    tree = Tree.of(torch.tensor([parents], device=runner.device))
-    got = runner.forward(context, torch.tensor([nodes], device=runner.device), tree).logits[0].float()
-    difference, spread = (got - expected).abs(), float(expected.std())
-    exact = _TOLERANCE.get(runner.dtype)
-    error = float(difference.max() if exact else difference.mean()) / max(spread, 1e-12)
-    return (error, exact or _LOOSE) if error == error else (float("inf"), 0.0)
+
+def _block(runner: Runner, rows: list[_Row], nodes: list[int]) -> Tensor:
+    """Feed prompts of different lengths, and then, on top of the cache, a tree and a chain."""
+    places, prompts = tuple(row.place for row in rows), tuple(tuple(row.tokens) for row in rows)
+    runner.admit(Rows(places, places, prompts, tuple(row.params for row in rows)), len(nodes))
+    rng = KeyedRng([0, 0], [0, 0], Purpose.DRAFT, "", runner.device)
+    buffer = TokenBuffer(runner.device)
+    starts = [_Row(row.place, row.tokens[:-1]) for row in rows]
+    runner.forward(RoundContext(starts, buffer, rng), None, None)
+    tree = Tree.of(torch.tensor([_TREE, _CHAIN], device=runner.device))
+    tokens = torch.tensor([nodes, nodes], device=runner.device)
+    return runner.forward(RoundContext(rows, buffer, rng), tokens, tree).logits.float()
+
+
+def _distance(a: Tensor, b: Tensor, exact: bool) -> float:
+    """Give the largest difference, or, in half precision, the mean one; infinite where there is a NaN."""
+    difference = (a - b).abs().nan_to_num(nan=float("inf"))
+    return float(difference.max() if exact else difference.mean())
 
 
 def _path(parents: list[int], node: int) -> list[int]:

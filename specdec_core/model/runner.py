@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec_core.interfaces import Context, Outcome, Rows
-from specdec_core.model.attention import plan_attention, unwrap
+from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
+from specdec_core.model.layers import block_states, blocks_of
+from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.shapes import Shape
 from specdec_core.model.tree import Tree, lay_out
 
@@ -75,33 +78,40 @@ class Runner:
         lender: Runner | None = None,
     ) -> None:
         self.model = unwrap(model)
-        self.plan = plan_attention(self.model)
+        self.plan: AttentionPlan = plan_attention(self.model) if lender is None else lender.plan
         self.chunk = chunk
         self.hidden_layers = tuple(hidden_layers)
         self.cache: SlotCache = SlotCache() if lender is None else lender.cache
+        embedding: Any = self.model.get_input_embeddings()
+        self.device: torch.device = embedding.weight.device
+        if capture is Capture.GRAPHS and self.device.type != "cuda":
+            capture = Capture.OFF  # a CUDA graph would hold nothing, and replay it
         self.steps = FixedSteps(capture)
         self._moves = self.cache.moves
         self._lender, self._borrowers = lender, list[Runner]()
         if lender is not None:
             lender._borrowers.append(self)
         config = self.model.config.get_text_config(decoder=True)
-        embedding: Any = self.model.get_input_embeddings()
         head: Any = self.model.get_output_embeddings()
         self._embeddings: int = embedding.weight.shape[0]
-        self.vocab_size: int = head.weight.shape[0] if hasattr(head, "weight") else config.vocab_size
-        self.context_limit: int | None = getattr(config, "max_position_embeddings", None)
-        self.device: torch.device = embedding.weight.device
+        self.vocab_size: int = getattr(head, "out_features", config.vocab_size)  # packed weights tell no size
+        self.context_limit = context_limit(config)
         self.dtype: torch.dtype = self.model.dtype
+        self.trees = True  # until a probe says otherwise
+        self._prefixes = Prefixes(self.model)
         self._held: dict[int, int] = {}  # place -> slots held
         self._nodes: dict[int, int] = {}  # place -> nodes fed this round
         self.calls = 0
 
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
+        if not self._held:
+            self._prefixes.check_weights()
         room = 1
         for place, prompt, params in zip(rows.places, rows.prompts, rows.params, strict=True):
             room = max(room, len(prompt) + params.max_new_tokens)
-            self._held[place], self._nodes[place] = 0, 0
+            self._held[place] = 0 if self._lender is None else self._lender._held.get(place, 0)
+            self._nodes[place] = 0
         if self.context_limit is not None:
             room = min(room, self.context_limit)
         self.cache.reserve(max(rows.places, default=0) + 1, room + nodes)
@@ -119,6 +129,7 @@ class Runner:
 
     def prefill(self, context: Context) -> Iterator[tuple[int, Forward, int]]:
         """Feed what exceeds one chunk, row by row; yield (row, forward, tokens fed) after each call."""
+        self.adopt(context)
         for i, place in enumerate(context.places):
             while (pending := context.host_lengths[i] - self._held[place]) > self.chunk:
                 tokens = self._pending(context, i, min(self.chunk, pending - 1))
@@ -131,13 +142,38 @@ class Runner:
         """Feed pending tokens and nodes; see `CachedModel.extend`."""
         for _ in self.prefill(context):
             pass
-        return self.forward(context, tokens, None if parents is None else Tree.of(parents), fed).logits
+        tokens = None if tokens is None else tokens.to(self.device)
+        tree = None if parents is None else Tree.of(parents.to(self.device))
+        return self.forward(context, tokens, tree, fed).logits.to(context.device)
 
     def forward(self, context: Context, tokens: Tensor | None, tree: Tree | None, fed: int = 0) -> Forward:
         """Feed what is pending (at most a chunk) and the nodes behind it."""
         pending = [self._pending(context, i) for i in range(len(context.places))]
         ends = [*context.host_lengths]
         return self._feed(_Block(context.places, pending, ends, tokens, tree, fed))
+
+    def adopt(self, context: Context) -> None:
+        """Let rows that hold nothing yet take over the slots of another, or an earlier, row that began alike.
+
+        Not where states of every position are wanted: those of adopted ones would be missing.
+        """
+        if self._lender is not None:
+            return self._lender.adopt(context)
+        for i, place in enumerate(context.places):
+            if self._held[place]:
+                continue
+            tokens = context.row_tokens(i)
+            source, count = (-1, 0) if self.hidden_layers else self._prefixes.find(tokens)
+            if count and source != place:
+                self.cache.copy(source, place, count)
+            self._prefixes.note(place, 0, tokens[:count])
+            self._held[place] = count
+            self._settle([place])
+        return None
+
+    @cached_property
+    def _blocks(self) -> list[nn.Module]:
+        return blocks_of(self.model)
 
     def _pending(self, context: Context, i: int, most: int | None = None) -> list[int]:
         held = self._held[context.places[i]]
@@ -148,9 +184,10 @@ class Runner:
         if self._lender is not None:
             return  # the lender fed the same tokens through the same layers, and has kept them
         places, source, target = [], [], []
-        for place, path in zip(outcome.places, outcome.paths, strict=True):
+        for place, path, said in zip(outcome.places, outcome.paths, outcome.tokens, strict=True):
             kept = _leading(path, self._nodes[place])
             base = self._held[place]
+            self._prefixes.note(place, base, said[: len(kept)])
             self._held[place] += len(kept)
             self._nodes[place] = 0
             if kept != list(range(len(kept))):
@@ -177,7 +214,8 @@ class Runner:
             self.cache.reserve(shape.rows, 0)
         at = [place - first for place in block.places]
         outputs = self._run(self._inputs(block, at, shape), first, shape, block.span())
-        for place, end in zip(block.places, block.ends, strict=True):
+        for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
+            self._prefixes.note(place, end - len(tokens), tokens)
             self._held[place] = end
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
@@ -207,7 +245,9 @@ class Runner:
             held[row], counts[row] = end - len(tokens), len(tokens)
         host = torch.tensor([[*h, *ids] for *h, ids in zip(held, counts, pending, strict=True)])
         host = host.to(self.device, non_blocking=True)
-        inputs = {"held": host[:, 0], "pending": host[:, 1], "ids": host[:, 2:]}
+        # A drafter's own model may know fewer tokens than the target says.
+        ids = host[:, 2:].clamp(max=self._embeddings - 1)
+        inputs = {"held": host[:, 0], "pending": host[:, 1], "ids": ids}
         if block.tree is not None and block.tokens is not None:
             inputs |= _spread(block.tokens.clamp(0, self._embeddings - 1), block.tree, at, shape)
         return inputs
@@ -236,16 +276,16 @@ class Runner:
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep
-        output = self.model(
-            input_ids=ids,
-            position_ids=where.positions,
-            attention_mask=self.plan.mask(where.masks, self.dtype),
-            use_cache=True,
-            output_hidden_states=bool(self.hidden_layers),
-            **arguments,
-        )
-        states = output.hidden_states if self.hidden_layers else ()
-        return output.logits[:, -keep:], *(states[layer] for layer in self.hidden_layers)
+        with block_states(self._blocks if self.hidden_layers else (), self.hidden_layers) as states:
+            output = self.model(
+                input_ids=ids,
+                position_ids=where.positions,
+                attention_mask=self.plan.mask(where.masks, self.dtype),
+                use_cache=True,
+                **arguments,
+            )
+        wanted = (output.logits[:, -keep:], *(states[layer] for layer in self.hidden_layers))
+        return tuple(tensor.to(self.device) for tensor in wanted)
 
 
 def _leading(path: list[int], fed: int) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_core.draft import HOLE, ROOT
+from specdec_core.draft import HOLE
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -95,12 +95,3 @@ def lay_out(
             mask = seen & (near | ~real.unsqueeze(-1))
         masks[window] = mask.unsqueeze(1)
     return Layout(positions, slots, masks)
-
-
-def check_forest(parents: Tensor) -> Tensor:
-    """Mark nodes whose parent is neither ROOT, HOLE nor an earlier node: bool [B, n]."""
-    index = torch.arange(parents.shape[1], device=parents.device)
-    return (parents >= index) | (parents < HOLE)
-
-
-__all__ = ["HOLE", "ROOT", "Layout", "Tree", "check_forest", "lay_out"]

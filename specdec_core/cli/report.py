@@ -1,0 +1,86 @@
+"""What a run says about itself: one line for people, one object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pydantic_core import to_jsonable_python
+
+if TYPE_CHECKING:
+    from specdec_core.decoder import SpecDecoder
+    from specdec_core.interfaces import Verifier
+    from specdec_core.results import GenerationResult
+    from specdec_core.stats import Stats
+
+
+def print_json(value: object, out: TextIO | None = None) -> None:
+    """Print one line of JSON; in other encodings than UTF-8, in ASCII."""
+    out = out or sys.stdout
+    utf = (out.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not utf), file=out, flush=True)
+
+
+def statistics_line(decoder: SpecDecoder, verifier: Verifier, stats: Stats) -> str:
+    """Sum a run up: who drafted and verified, what was accepted, and how fast it was."""
+    drafted = stats.drafted_tokens
+    acceptance = (
+        f"acceptance {stats.acceptance_rate:.0%} ({stats.accepted_tokens}/{drafted})"
+        if drafted
+        else "nothing drafted"
+    )
+    lossy = "" if verifier.lossless else " (lossy)"
+    parts = [
+        f"{_with_options(decoder.drafter)} / {_with_options(verifier)}{lossy} / k={_depth(decoder)}",
+        acceptance,
+        f"mean acceptance length {stats.mean_acceptance_length:.2f}",
+        _counted(stats.new_tokens, "token"),
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        _counted(stats.rounds, "round"),
+    ]
+    return f"specdec: {', '.join(parts)}"
+
+
+def result_object(
+    target: str, decoder: SpecDecoder, verifier: Verifier, result: GenerationResult
+) -> dict[str, Any]:
+    """Give what `--json` prints."""
+    return {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason.value,
+        "seed": result.seed,
+        "target": target,
+        "device": str(decoder.target.device),
+        "dtype": str(decoder.target.dtype).removeprefix("torch."),
+        "drafter": {"name": decoder.drafter.name, "config": _config(decoder.drafter)},
+        "verifier": {
+            "name": verifier.name,
+            "config": _config(verifier),
+            "lossless": verifier.lossless,
+        },
+        "stats": result.stats.to_dict(),
+    }
+
+
+def _config(part: Any, **choice: bool) -> dict[str, Any]:
+    config: dict[str, Any] = to_jsonable_python(part.config.model_dump(**choice), fallback=str)
+    return config
+
+
+def _with_options(part: Any) -> str:
+    """Name a drafter or verifier with the options that are not its defaults."""
+    given = _config(part, exclude_defaults=True, exclude_none=True)
+    options = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"{part.name}({options})" if options else str(part.name)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _depth(decoder: SpecDecoder) -> int:
+    """Give the depth that is drafted: the smaller of the one asked for and the drafter's own."""
+    own = decoder.drafter.capabilities.max_depth
+    return own if decoder.draft_tokens is None else min(decoder.draft_tokens, own)

@@ -1,0 +1,65 @@
+"""Which tokens the slots of each place hold, so that a row that begins alike need not feed them again.
+
+A place keeps what it holds after its row has left, until the next row there feeds something else: memory
+is bounded by the places that are there anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+LEAST = 8  # shorter common prefixes are not worth a copy
+
+
+class Prefixes:
+    """Remembers held tokens by place; forgets them all when the model's weights have changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._tokens: dict[int, list[int]] = {}
+        self._weights: object = None
+
+    def note(self, place: int, held: int, tokens: Sequence[int]) -> None:
+        """A place holds `held` of its tokens, and these behind them."""
+        known = self._tokens.setdefault(place, [])
+        known[held:] = tokens
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Give the place that shares the longest prefix, and its length; (-1, 0) where none is worth it.
+
+        One token at least stays to be fed: its logits are wanted.
+        """
+        best, longest = -1, LEAST - 1
+        for place, known in self._tokens.items():
+            common = min(_common(known, tokens), len(tokens) - 1)
+            if common > longest:
+                best, longest = place, common
+        return (best, longest) if best >= 0 else (-1, 0)
+
+    def check_weights(self) -> None:
+        """Forget everything if a weight was written or another adapter is active since the last check."""
+        written = tuple((id(weight), weight._version) for weight in self._model.parameters())
+        adapters = tuple(
+            str(getattr(m, "active_adapters", "")) for m in self._model.modules() if hasattr(m, "base_layer")
+        )
+        merged = tuple(
+            bool(getattr(m, "merged", False)) for m in self._model.modules() if hasattr(m, "base_layer")
+        )
+        weights = (written, adapters, merged)
+        if weights != self._weights:
+            self._weights = weights
+            self._tokens.clear()
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix, found by halving: slices are compared at C speed."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if list(a[low:middle]) == list(b[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
