@@ -107,10 +107,10 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Give every field and figure by name, as `--json` prints them."""
         names = (
-            "prompt_tokens reused_tokens new_tokens rounds target_calls drafted_tokens accepted_tokens acceptance_rate "
-            "mean_acceptance_length tokens_per_target_call acceptance_histogram acceptance_by_depth "
-            "prefill_seconds time_to_first_token draft_seconds verify_seconds other_seconds total_seconds "
-            "tokens_per_second"
+            "prompt_tokens reused_tokens new_tokens rounds target_calls drafted_tokens accepted_tokens "
+            "acceptance_rate mean_acceptance_length tokens_per_target_call acceptance_histogram "
+            "acceptance_by_depth prefill_seconds time_to_first_token draft_seconds verify_seconds "
+            "other_seconds total_seconds tokens_per_second"
         )
         figures: dict[str, Any] = {name: getattr(self, name) for name in names.split()}
         if self.by_drafter:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
-
-from specdec_core.cli.quiet import silent_transformers
 
 if TYPE_CHECKING:
     from specdec_core.decoder import SpecDecoder
@@ -30,26 +27,24 @@ def load_decoder(
     *,
     draft_tokens: int | None,
     registry: Registry,
-    debug: bool,
+    strict: bool,
     **loading: Any,
 ) -> SpecDecoder:
     """Build the drafter and the verifier, then load the target; `loading` is for `from_pretrained`."""
-    with nullcontext() if debug else silent_transformers():
-        from specdec_core.choice import build_drafter
-        from specdec_core.decoder import SpecDecoder
+    from specdec_core.choice import build_drafter
+    from specdec_core.decoder import SpecDecoder
 
-        drafting = build_drafter(drafter, registry)
-        verifying = _checked_verifier(verifier, drafting, params, registry)
-        return SpecDecoder.from_pretrained(
-            target,
-            drafter=drafting,
-            verifier=verifying,
-            draft_tokens=draft_tokens,
-            registry=registry,
-            strict=debug,
-            max_batch=1,
-            **loading,
-        )
+    drafting = build_drafter(drafter, registry)
+    return SpecDecoder.from_pretrained(
+        target,
+        drafter=drafting,
+        verifier=_checked_verifier(verifier, drafting, params, registry),
+        draft_tokens=draft_tokens,
+        registry=registry,
+        strict=strict,
+        max_batch=1,
+        **loading,
+    )
 
 
 def _checked_verifier(

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TextIO
 
-_SILENCE = {
+_SILENCE = {  # read when the libraries are imported
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_VERBOSITY": "error",
+    "TORCH_LOGS": "-all",
 }
 
 
@@ -40,19 +41,22 @@ def quiet(*, offline: bool = False, debug: bool = False) -> Iterator[TextIO]:
     with ExitStack() as stack:
         out = sys.stdout
         stack.enter_context(redirect_stdout(sys.stderr))
-        stack.enter_context(_logging())
-        stack.enter_context(
-            _environment(({} if debug else _SILENCE) | ({"HF_HUB_OFFLINE": "1"} if offline else {}))
-        )
+        stack.enter_context(_logging(logging.WARNING if debug else logging.ERROR))
+        stack.enter_context(_environment({"HF_HUB_OFFLINE": "1"} if offline else {}))
         if not debug:
+            unset = {name: value for name, value in _SILENCE.items() if name not in os.environ}
+            stack.enter_context(_environment(unset))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
         yield out
 
 
 @contextmanager
-def silent_transformers() -> Iterator[None]:
+def silent_transformers(*, debug: bool = False) -> Iterator[None]:
     """Stop transformers from logging and drawing bars, also where it was imported before."""
+    if debug:
+        yield
+        return
     from transformers.utils import logging as library
 
     level, bars = library.get_verbosity(), library.is_progress_bar_enabled()
@@ -67,17 +71,25 @@ def silent_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def _logging() -> Iterator[None]:
+def _logging(level: int) -> Iterator[None]:
+    """Print what specdec warns of, and of loggers that nobody set up what is at least of this level."""
     logger, handler = logging.getLogger("specdec"), _OneLine(logging.WARNING)
+    last = logging.lastResort
+    before = last.level if last else level
     logger.addHandler(handler)
+    if last:
+        last.setLevel(level)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        if last:
+            last.setLevel(before)
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set variables for a while."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -70,7 +70,11 @@ def _config(part: Any, **choice: bool) -> dict[str, Any]:
 
 
 def _with_options(part: Any) -> str:
-    """Name a drafter or verifier with the options that are not its defaults."""
+    """Name a drafter or verifier, or the members of a combination, with options that are not defaults."""
+    from specdec_core.combination import Combination
+
+    if isinstance(part, Combination):
+        return ", ".join(map(_with_options, part.members))
     given = _config(part, exclude_defaults=True, exclude_none=True)
     options = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{part.name}({options})" if options else str(part.name)

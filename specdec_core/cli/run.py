@@ -14,7 +14,7 @@ from specdec_core.cli import options
 from specdec_core.cli.exits import Debug
 from specdec_core.cli.loading import discover, load_decoder
 from specdec_core.cli.prompt import Messages, read_prompt
-from specdec_core.cli.quiet import quiet
+from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json, result_object, statistics_line
 from specdec_core.sampling_params import SamplingParams
 
@@ -73,7 +73,7 @@ def run(
     depth = options.depth_of(draft_tokens)
     target = options.named_target(target)
     wanted = read_prompt(prompt, file, chat)
-    with quiet(offline=offline, debug=debug) as out:
+    with quiet(offline=offline, debug=debug) as out, silent_transformers(debug=debug):
         decoder = load_decoder(
             target,
             drafter,
@@ -81,7 +81,7 @@ def run(
             params,
             draft_tokens=depth,
             registry=discover(no_plugin or ()),
-            debug=debug,
+            strict=debug,
             device=device,
             dtype=dtype,
             revision=revision,
@@ -132,10 +132,8 @@ def _line(out: TextIO | None) -> Iterator[Callable[[str], object]]:
 
     try:
         yield write
-    except BrokenPipeError:
-        raise
-    except BaseException:
-        if out and out.isatty():
+    except BaseException as error:
+        if out and out.isatty() and not isinstance(error, BrokenPipeError):
             write("\n")
         raise
     write("\n")

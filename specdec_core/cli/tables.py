@@ -39,7 +39,7 @@ def print_list(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Seq
     print(_line(columns, widths))
     for row, below in zip(rows, notes, strict=True):
         print(_line(row, widths))
-        for note in below:
+        for note in filter(None, below):
             print("\n".join(_wrapped(note, " " * 4)))
 
 

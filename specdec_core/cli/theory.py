@@ -11,7 +11,7 @@ from specdec_core import theory as law
 from specdec_core.cli.exits import Debug
 from specdec_core.cli.options import Json, number, whole_number
 from specdec_core.cli.report import print_json
-from specdec_core.cli.tables import print_table
+from specdec_core.cli.tables import print_table, print_text
 from specdec_core.errors import InvalidParameter, UsageError
 
 _SHOWN = 8  # draft lengths in the table, unless a longer one is asked for
@@ -102,10 +102,11 @@ def _shares(by_depth: str) -> list[float]:
 
 def _print(table: list[law.Forecast], chosen: law.Forecast, best: law.Forecast, cost: float) -> None:
     """Print the forecast in a sentence, and the table."""
-    print(
+    print_text(
         f"k={chosen.draft_tokens}: {chosen.expected_tokens:.2f} tokens a round, {chosen.speedup:.2f}x the "
-        f"speed of plain decoding, if a drafting step costs {cost:g} target forwards\n"
+        f"speed of plain decoding, if a drafting step costs {cost:g} target forwards"
     )
+    print()
     columns = ("k", "tokens a round", "speed-up", "")
     rows: list[list[Any]] = [
         [

@@ -36,7 +36,8 @@ class Trace:
         self._rounds += 1
         nodes = _Nodes(done)
         counts = f"{len(nodes.path)}/{len(nodes.parents)}"
-        head = Text(f"{self._rounds:5} {counts:>5}  ", style="dim")
+        member = f"{nodes.source}: " if nodes.source else ""
+        head = Text(f"{self._rounds:5} {counts:>5}  {member}", style="dim")
         indent = len(head.plain)
         for depth, line in self._lines(nodes):
             for start, row in _packed(line, self._console.width - indent - 2 * depth):
@@ -93,6 +94,7 @@ class _Nodes:
         tokens, parents = done.draft.tokens[0].tolist(), done.draft.parents[0].tolist()
         self.parents = {node: parent for node, parent in enumerate(parents) if parent > HOLE}
         self.tokens = {node: tokens[node] for node in self.parents}
+        self.source = done.draft.sources[0] if done.draft.sources else ""  # a combination's member
         self.path = done.outcome.paths[0]
         committed = done.outcome.tokens[0]
         self.added = committed[-1] if len(committed) > len(self.path) else None

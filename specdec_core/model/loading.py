@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.import_utils import is_peft_available
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from specdec_core.errors import InvalidParameter, UnsupportedModel
 
@@ -20,6 +23,8 @@ _DTYPES = {
     "fp16": torch.float16,
 }
 
+_ADAPTER = "adapter_config.json"
+
 
 def load_model(
     target: str,
@@ -30,7 +35,7 @@ def load_model(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> tuple[nn.Module, Any]:
-    """Load a causal language model and its tokenizer.
+    """Load a causal language model and its tokenizer; a PEFT adapter comes with the model it was made for.
 
     Args:
         device: "auto" takes a GPU where there is one; or a torch device, or "balanced" to spread layers.
@@ -40,9 +45,25 @@ def load_model(
         InvalidParameter: the device or dtype is not there, or nothing can be loaded from `target`.
         UnsupportedModel: it is no causal language model.
     """
-    where = pick_device(device)
+    where = None if device == "balanced" else pick_device(device)
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidParameter(f"dtype={dtype!r} is unknown; use auto, {', '.join(_DTYPES)}")
+    name, options = _source(target, revision, offline)
+    options["trust_remote_code"] = trust_remote_code
+    try:
+        base = _base_of_adapter(target, name, options)
+        tokenizer = _tokenizer(name, base, options)
+        device_map = _device_map(base or name, where, options)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=_DTYPES.get(dtype, "auto"), **device_map, **options
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise _explained(target, error) from error
+    return (model if device_map else model.to(where)).eval(), tokenizer  # type: ignore[arg-type]
+
+
+def _source(target: str, revision: str | None, offline: bool) -> tuple[str, dict[str, Any]]:
+    """Tell a folder from a hub id: its name, and options of `from_pretrained`."""
     folder = Path(target).expanduser()
     if folder.exists() and not folder.is_dir():
         raise InvalidParameter(f"target {target!r} is a file; name a model folder or a hub id")
@@ -52,18 +73,48 @@ def load_model(
         raise InvalidParameter(
             f"revision={revision!r} needs a hub id, and {target!r} is a folder; leave it out"
         )
-    name = str(folder) if folder.is_dir() else target
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if folder.is_dir() or offline:
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    if offline or (
+        folder.is_dir() and not (folder / _ADAPTER).is_file()
+    ):  # an adapter's model may be elsewhere
         options["local_files_only"] = True
-    if revision is not None:
-        options["revision"] = revision
+    return str(folder) if folder.is_dir() else target, options
+
+
+def _base_of_adapter(target: str, name: str, options: dict[str, Any]) -> str | None:
+    """Name the model that a PEFT adapter was made for; None: this is no adapter."""
+    file = find_adapter_config_file(name, **_for_hub(options))
+    if file is None:
+        return None
+    if not is_peft_available():
+        raise InvalidParameter(f"target {target!r} is a PEFT adapter; install peft to load it")
+    base: str | None = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    return base
+
+
+def _for_hub(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in ("revision", "local_files_only")}
+
+
+def _tokenizer(name: str, base: str | None, options: dict[str, Any]) -> Any:
+    """Load a tokenizer; an adapter may leave it to its model."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=_DTYPES.get(dtype, "auto"), **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise _explained(target, error) from error
-    return model.to(where).eval(), tokenizer  # type: ignore[arg-type]
+        return AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError):
+        if base is None:
+            raise
+    return AutoTokenizer.from_pretrained(base, **{k: v for k, v in options.items() if k != "revision"})
+
+
+def _device_map(name: str, where: torch.device | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Say where weights go while they are loaded: those that are quantized cannot all be moved later."""
+    if where is None:
+        return {"device_map": "balanced"}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+    except (OSError, ValueError):
+        return {}
+    return {"device_map": {"": where}} if getattr(config, "quantization_config", None) else {}
 
 
 def pick_device(device: str) -> torch.device:
@@ -87,6 +138,16 @@ def _explained(target: str, error: Exception) -> Exception:
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     if "Unrecognized configuration class" in str(error):
         return UnsupportedModel(f"target {target!r} is no causal language model: {text}")
+    if "prompt learning" in str(error):
+        return UnsupportedModel(
+            f"target {target!r} is a PEFT adapter that adds virtual tokens, which speculative decoding does "
+            "not support; use a LoRA-like adapter, or merge it into the model"
+        )
+    if "trust_remote_code" in str(error):
+        return InvalidParameter(
+            f"target {target!r} comes with model code of its own; run it with --trust-remote-code "
+            "(trust_remote_code=True) if you trust it"
+        )
     return InvalidParameter(
         f"target {target!r} cannot be loaded: {text} (name a local folder, or a hub id that can be reached)"
     )
