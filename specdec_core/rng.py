@@ -140,14 +140,14 @@ def _number(stream: Tensor, word: Tensor | int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """Finalizer of SplitMix64 on int64 words, with logical shifts."""
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _M1
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * _M2
-    return x ^ ((x >> 31) & (2**33 - 1))
+    x = (x >> 30).bitwise_and_(2**34 - 1).bitwise_xor_(x).mul_(_M1)
+    x = (x >> 27).bitwise_and_(2**37 - 1).bitwise_xor_(x).mul_(_M2)
+    return (x >> 31).bitwise_and_(2**33 - 1).bitwise_xor_(x)
 
 
 def _fraction(bits: Tensor) -> Tensor:
     """The upper 53 bits as float64 in [0, 1)."""
-    return ((bits >> 11) & (2**53 - 1)).double().mul_(2.0**-53)
+    return (bits >> 11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
 
 
 def _signed(value: int) -> int:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from specdec_core import Draft, Verdict
 
+Choose = Callable[[Tensor, int], Tensor]
+"""(a node of each row, int64 [B], -1 for the root; its depth) -> the token wanted after it, int64 [B]"""
 
-def follow(draft: Draft, chosen: Tensor) -> Verdict:
-    """Accept while a child carries the token chosen at its parent; the first that none carries is next.
 
-    chosen: int64 [B, 1 + n], the token wanted after the last pending token and after each node.
-    """
-    rows = draft.rows
-    parents = draft.parents
-    fits = draft.tokens == chosen.gather(1, (parents + 1).clamp(min=0))
-    current = parents.new_full((rows, 1), -1)
+def follow(draft: Draft, choose: Choose) -> Verdict:
+    """Accept while a child carries the token chosen at its parent; the first that none carries is next."""
+    node = torch.full_like(draft.laws, -1, dtype=torch.int64)
+    alive = torch.ones_like(draft.laws, dtype=torch.bool)
+    wanted = choose(node, 0)
     path = []
-    for _ in range(draft.depth):
-        step = fits & (parents == current)
-        # Of equal siblings the first: argmax finds the earliest of the largest.
-        found, node = step.max(dim=1, keepdim=True)
-        current = torch.where(found, node, current)
-        fits = fits & found  # a row that stopped accepts nothing more
-        path.append(torch.where(found, node, -1))
-    accepted = torch.cat(path, dim=1) if path else parents.new_empty((rows, 0))
-    return Verdict(accepted, chosen.gather(1, current + 1).squeeze(1))
+    for depth in range(1, min(draft.depth, draft.nodes) + 1):
+        fits = (draft.parents == node.unsqueeze(1)) & (draft.tokens == wanted.unsqueeze(1))
+        # Of equal siblings the first: `max` finds the earliest of the largest.
+        alive, child = (fits & alive.unsqueeze(1)).max(dim=1)
+        node = torch.where(alive, child, node)
+        path.append(torch.where(alive, child, -1))
+        wanted = torch.where(alive, choose(node, depth), wanted)
+    accepted = torch.stack(path, dim=1) if path else node.new_empty((draft.rows, 0))
+    return Verdict(accepted, wanted)
+
+
+def choose_from(chosen: Tensor) -> Choose:
+    """Choose from what was chosen beforehand: int64 [B, 1 + n], after the root and after each node."""
+    return lambda node, _: chosen.gather(1, (node + 1).unsqueeze(1)).squeeze(1)

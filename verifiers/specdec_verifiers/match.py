@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_core import Draft, DraftLaw, RowRng, TargetDistributions, Verdict, VerifierConfig
-from specdec_verifiers._walk import follow
+from specdec_verifiers._walk import Choose, choose_from, follow
 
 
 class Match:
@@ -30,14 +30,21 @@ class Match:
 
     def verify(self, p: TargetDistributions, draft: Draft, rng: RowRng) -> Verdict:
         """Judge a draft; see `Verifier.verify`."""
-        return follow(draft, rng.target_draw(p.noise_logits, _depths(draft)))
+        return follow(draft, _draw_visited(p, rng) if draft.width > 1 else _draw_all(p, draft, rng))
+
+
+def _draw_visited(p: TargetDistributions, rng: RowRng) -> Choose:
+    """Draw where the walk comes by: most nodes of a tree are never visited."""
+    return lambda node, depth: rng.target_draw(p.at(node + 1).noise_logits.squeeze(1), depth)
+
+
+def _draw_all(p: TargetDistributions, draft: Draft, rng: RowRng) -> Choose:
+    """Draw at every node at once: fewer, larger steps for a chain."""
+    return choose_from(rng.target_draw(p.noise_logits, _depths(draft)))
 
 
 def _depths(draft: Draft) -> Tensor:
-    """Depth of the last pending token (0) and of every node, holes 0: int64 [B, 1 + n]."""
-    depths = torch.zeros((draft.rows, 1 + draft.nodes), dtype=torch.int64, device=draft.parents.device)
-    up = (draft.parents + 1).clamp(min=0)  # where the parent stands in `depths`
+    """Depth of the last pending token (0) and of every node of a chain, holes 0: int64 [B, 1 + n]."""
     real = draft.parents >= -1
-    for _ in range(draft.depth):
-        depths[:, 1:] = torch.where(real, depths.gather(1, up) + 1, 0)
-    return depths
+    depths = torch.where(real, real.cumsum(dim=1), 0)
+    return torch.nn.functional.pad(depths, (1, 0))
