@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from specdec_core.constraints import Walk
 from specdec_core.context import RoundContext, TokenBuffer
 from specdec_core.draft import HOLE, ROOT
 from specdec_core.errors import UnsupportedModel
@@ -50,6 +51,7 @@ class _Row:
     prompt: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=1))
     eos: frozenset[int] = frozenset()
+    walk: Walk | None = None
 
 
 def probe(runner: Runner) -> Probe:

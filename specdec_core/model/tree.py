@@ -30,8 +30,8 @@ class Tree:
         n = parents.shape[1]
         index = torch.arange(n, device=parents.device)
         reach = ((parents.unsqueeze(-1) == index) | (index[:, None] == index)).float()
-        # (I + P)^(2^i) reaches ancestors up to 2^i generations away.
-        for _ in range(max((n if depth is None else depth) - 1, 0).bit_length()):
+        # (I + P)^(2^i) reaches ancestors up to 2^i generations away; the deepest node has depth - 1 of them.
+        for _ in range(max((n if depth is None else depth) - 2, 0).bit_length()):
             reach = torch.bmm(reach, reach).clamp_(max=1)
         ancestors = reach > 0
         hole = parents == HOLE
