@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specdec_core.constraints import Constraint, Matcher
     from specdec_core.decoder import SpecDecoder
     from specdec_core.distributions import TargetDistributions
     from specdec_core.draft import HOLE, ROOT, Draft, DraftLaw, Verdict
     from specdec_core.dropin import generate
     from specdec_core.errors import (
         AmbiguousPlugin,
+        ConstraintError,
         DecoderBusy,
         DraftContractViolation,
         DrafterError,
@@ -49,13 +51,14 @@ if TYPE_CHECKING:
 # Where each public name lives. They are imported on first use: the command line's `--help` and the plugin
 # registry must not wait for torch.
 _HOMES = {
+    "constraints": "Constraint Matcher",
     "decoder": "SpecDecoder",
     "distributions": "TargetDistributions",
     "draft": "HOLE ROOT Draft DraftLaw Verdict",
     "dropin": "generate",
     "errors": (
-        "AmbiguousPlugin DecoderBusy DraftContractViolation DrafterError IncompatiblePair InvalidParameter "
-        "InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError"
+        "AmbiguousPlugin ConstraintError DecoderBusy DraftContractViolation DrafterError IncompatiblePair "
+        "InvalidParameter InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError"
     ),
     "hookspecs": "PLUGIN_API_VERSION hookimpl",
     "interfaces": (
@@ -80,6 +83,8 @@ __all__ = [
     "CachedModel",
     "Capabilities",
     "Capture",
+    "Constraint",
+    "ConstraintError",
     "Context",
     "DecoderBusy",
     "Draft",
@@ -93,6 +98,7 @@ __all__ = [
     "IncompatiblePair",
     "InvalidParameter",
     "InvalidSpec",
+    "Matcher",
     "Outcome",
     "PluginError",
     "Registry",

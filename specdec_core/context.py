@@ -9,7 +9,9 @@ from typing import Protocol, overload
 import torch
 from torch import Tensor
 
+from specdec_core.constraints import Walk
 from specdec_core.history import History, RowFacts
+from specdec_core.processors import constrained
 from specdec_core.rng import KeyedRng
 from specdec_core.sampling import processed
 from specdec_core.sampling_params import SamplingParams
@@ -88,6 +90,7 @@ class ContextRow(Protocol):
     tokens: list[int]  # committed, prompt included
     params: SamplingParams
     eos: frozenset[int]
+    walk: Walk | None  # of its constraint
 
 
 class RoundContext:
@@ -117,12 +120,27 @@ class RoundContext:
 
     def history(self, paths: Callable[[], Tensor] | None = None) -> History:
         """Give what was said before each index that is scored; see `History` for `paths`."""
-        facts = [RowFacts(len(row.prompt), row.eos) for row in self._members]
+        facts = [RowFacts(len(row.prompt), row.eos, row.walk) for row in self._members]
         return History(facts, lambda: (self.tokens, self.lengths), paths)
+
+    def legal(self, i: int, tokens: Sequence[int]) -> int:
+        walk = self._members[i].walk
+        return len(tokens) if walk is None else walk.legal(tokens)
+
+    def forced(self, i: int, limit: int) -> list[int]:
+        walk = self._members[i].walk
+        return [] if walk is None else walk.forced(limit)
 
     def distributions(self, logits: Tensor, paths: Tensor | None = None) -> Tensor:
         history = self.history(None if paths is None else lambda: paths.unsqueeze(1))
         return processed(logits.unsqueeze(1), self.params, history).squeeze(1)
+
+    def masked(self, scores: Tensor, paths: Tensor | None = None) -> Tensor:
+        if all(row.walk is None for row in self._members):
+            return scores
+        history = self.history(None if paths is None else lambda: paths.unsqueeze(1))
+        each = scores.unsqueeze(1)
+        return constrained(each, each, history).squeeze(1)
 
     def for_rows(self, index: Sequence[int]) -> RoundContext:
         return RoundContext([self._members[i] for i in index], self._buffer, self.rng.for_rows(index))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import count
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
+import torch
 from torch import nn
 
 from specdec_core.choice import build_drafter, build_verifiers, check_pair, check_params, choose
 from specdec_core.clock import Clock
-from specdec_core.errors import DecoderBusy, IncompatiblePair, InvalidParameter
+from specdec_core.draft import DraftLaw
+from specdec_core.errors import DecoderBusy, IncompatiblePair, InvalidParameter, PluginError, SpecdecError
+from specdec_core.forced import Forcing
 from specdec_core.guard import GuardedDrafter
 from specdec_core.interfaces import Drafter, Verifier
 from specdec_core.length import FixedLength
@@ -22,7 +26,7 @@ from specdec_core.model.graphs import Capture
 from specdec_core.model.loading import load_model
 from specdec_core.model.runner import DEFAULT_CHUNK
 from specdec_core.off_thread import off_thread
-from specdec_core.prompts import Prompts
+from specdec_core.prompts import Prompt, Prompts
 from specdec_core.registry import Registry
 from specdec_core.requests import Params, make_rows
 from specdec_core.results import GenerationResult, Results, StreamChunk
@@ -33,6 +37,8 @@ from specdec_core.scheduler import Scheduler
 from specdec_core.stats import Stats
 from specdec_core.stopping import model_eos_ids
 from specdec_core.target import Target
+
+Key = TypeVar("Key")
 
 
 class SpecDecoder:
@@ -80,13 +86,13 @@ class SpecDecoder:
         if not self._auto:
             check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
         self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
-        self.target = Target(
-            model.eval(), tokenizer, max_rows=max_batch, chunk=prefill_chunk, capture=capture
-        )
-        self.drafter.bind(self.target)
+        with _plain_mode(), _evaluating(model):
+            self.target = Target(model, tokenizer, max_rows=max_batch, chunk=prefill_chunk, capture=capture)
+            self._bind()
         self._check_trees()
         self.target.serve(self.drafter.capabilities)
         self._guard = GuardedDrafter(self.drafter, self.target.vocab_size, strict=strict)
+        self._forcing = GuardedDrafter(Forcing(self.drafter), self.target.vocab_size, strict=strict)
         self._eos = model_eos_ids(self.target.model, tokenizer)
         self._ids = count()
         self._busy = threading.Lock()
@@ -104,6 +110,10 @@ class SpecDecoder:
         **options: Any,
     ) -> SpecDecoder:
         """Load a target by hub id or local folder; `options` are those of the constructor."""
+        # A wrong name is told before a large model is loaded.
+        registry = options["registry"] = options.get("registry") or installed_plugins()
+        options["drafter"] = build_drafter(options.get("drafter", "prompt_lookup"), registry)
+        build_verifiers(options.get("verifier", "auto"), registry)
         model, tokenizer = load_model(
             target,
             device=device,
@@ -142,7 +152,7 @@ class SpecDecoder:
         verifier = self.verifier_for([row.params for row in rows])
         run = Stats()
         with self._exclusive():
-            for _ in self._run(rows, verifier, run):
+            for _ in self._run(rows, verifier, run, _constrained(rows)):
                 pass
         results = [self._result(row, verifier) for row in rows]
         return Results(results, Stats.pooled([row.stats for row in rows], run)) if many else results[0]
@@ -173,21 +183,62 @@ class SpecDecoder:
         """
         return off_thread(self.stream(prompt, params))
 
-    def rounds(self, prompts: Prompts, params: Params = None) -> Iterator[Round]:
-        """Generate, yielding every round as it is: for traces, progress and measurements."""
+    def rounds(self, prompts: Prompts, params: Params = None) -> Generator[Round, None, None]:
+        """Generate, yielding every round as it is: for traces, progress and measurements.
+
+        Closing the iterator early leaves the decoder ready for the next call.
+        """
         rows, _ = make_rows(prompts, params, self.target, self._eos, self._ids)
-        verifier = self.verifier_for([row.params for row in rows])
+        return self._rounds(rows, self.verifier_for([row.params for row in rows]))
+
+    def finished(
+        self, requests: Iterable[tuple[Key, Prompt, SamplingParams]], like: Sequence[SamplingParams]
+    ) -> Generator[tuple[Key, GenerationResult | SpecdecError], None, None]:
+        """Generate for any number of requests, which are taken one by one as places become free.
+
+        Args:
+            requests: a key of the caller's, a prompt, and its params.
+            like: params such as the requests', which the verifier is chosen for.
+
+        Yields:
+            The key, and the result of each sample as soon as it has ended, or the error that refused it.
+        """
+        verifier, constrained = self.verifier_for(like), any(params.constraint for params in like)
+        keys: dict[int, Key] = {}  # of rows under way
+        ready: deque[tuple[Key, GenerationResult | SpecdecError]] = deque()
+
+        def rows() -> Iterator[Row]:
+            for key, prompt, params in requests:
+                try:
+                    check_params(verifier, [params])
+                    made, _ = make_rows(prompt, params, self.target, self._eos, self._ids)
+                except SpecdecError as error:
+                    ready.append((key, error))
+                    continue
+                ready.extend((key, self._result(row, verifier)) for row in made if row.finished)
+                keys.update((row.id, key) for row in made if not row.finished)
+                yield from made
+
+        with self._exclusive(), closing(self._run(rows(), verifier, Stats(), constrained)) as run:
+            for done in run:
+                ended = [row for row in done.batch.rows if row.finished]
+                ready.extend((keys.pop(row.id), self._result(row, verifier)) for row in ended)
+                while ready:
+                    yield ready.popleft()
+            yield from ready
+
+    def _rounds(self, rows: list[Row], verifier: Verifier) -> Generator[Round, None, None]:
         with self._exclusive():
-            yield from self._run(rows, verifier, Stats())
+            yield from self._run(rows, verifier, Stats(), _constrained(rows))
 
     def _stream(
         self, row: Row, verifier: Verifier, watch: Callable[[Round], object] | None
     ) -> Generator[StreamChunk, None, None]:
         if row.text is None and self.tokenizer is not None:
             row.text = RowText(self.tokenizer)
-        with self._exclusive():
+        with self._exclusive(), closing(self._run([row], verifier, Stats(), _constrained([row]))) as run:
             held: list[int] = []  # the last chunk waits for the finished row's statistics
-            for done in self._run([row], verifier, Stats()):
+            for done in run:
                 if watch is not None:
                     watch(done)
                 if row.finished is None:
@@ -197,14 +248,20 @@ class SpecDecoder:
             last = row.text.finish() if row.text else ""
             yield StreamChunk(last, held, self._result(row, verifier))
 
-    def _run(self, rows: list[Row], verifier: Verifier, timed: Stats) -> Iterator[Round]:
+    def _run(
+        self, rows: Iterable[Row], verifier: Verifier, timed: Stats, constrained: bool
+    ) -> Generator[Round, None, None]:
         clock = Clock(self.target.device)
-        length = FixedLength.of(self.drafter.capabilities, self.draft_tokens)
-        self._guard.renew()
-        scheduler = Scheduler(rows, self.target, self._guard, self.max_batch, length.nodes, clock)
-        for done in rounds(scheduler, self.target, self._guard, verifier, length, clock):
-            timed.add_seconds(done.seconds)
-            yield done
+        forces = constrained and DraftLaw.ONE_HOT in verifier.laws
+        drafter = self._forcing if forces else self._guard
+        drafter.renew()
+        length = FixedLength.of(drafter.capabilities, self.draft_tokens)
+        scheduler = Scheduler(rows, self.target, drafter, self.max_batch, length.nodes, clock)
+        run = rounds(scheduler, self.target, drafter, verifier, length, clock)
+        with _evaluating(self.target.model), closing(run):
+            while done := _next_round(run):
+                timed.add_seconds(done.seconds)
+                yield done
         timed.total_seconds = clock.now
 
     def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
@@ -226,6 +283,16 @@ class SpecDecoder:
             stats=row.stats,
         )
 
+    def _bind(self) -> None:
+        try:
+            self.drafter.bind(self.target)
+        except SpecdecError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"drafter {self.drafter.name!r}: bind raised {type(error).__name__}: {error}"
+            ) from error
+
     def _check_trees(self) -> None:
         probed = self.target.probed
         if self.drafter.capabilities.makes_trees and not probed.trees:
@@ -245,6 +312,35 @@ class SpecDecoder:
             yield
         finally:
             self._busy.release()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch off dropout; who trains the model finds it as it was."""
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _constrained(rows: Iterable[Row]) -> bool:
+    return any(row.walk is not None for row in rows)
+
+
+@contextmanager
+def _plain_mode() -> Iterator[None]:
+    """Leave a caller's inference mode: later calls could not write to what is made in it; and make no graphs."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _next_round(run: Iterator[Round]) -> Round | None:
+    with _plain_mode():
+        return next(run, None)
 
 
 @functools.cache

@@ -10,6 +10,7 @@
     ├── UnsupportedModel (ValueError)     the model cannot be served: its cache cannot be rolled back, ...
     ├── DrafterError                      a drafter failed in mid-run
     │   └── DraftContractViolation        it returned, but broke a rule of the contract
+    ├── ConstraintError                   a constraint leaves nothing to say
     ├── PluginError                       a plugin could not be loaded, or broke while it was being built
     └── DecoderBusy (RuntimeError)        one decoder was used by two threads, or re-entered
 
@@ -76,6 +77,10 @@ class DrafterError(SpecdecError):
 
 class DraftContractViolation(DrafterError):
     """A drafter's answer broke a rule of the contract, such as a token id outside the vocabulary."""
+
+
+class ConstraintError(SpecdecError):
+    """A row's constraint leaves nothing to say, nor lets the text end; the message names it."""
 
 
 class PluginError(SpecdecError):

@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from specdec_core.constraints import Walk
+
 NOTHING = -1
 """Where a sequence has no token."""
 
@@ -19,6 +21,7 @@ class RowFacts:
 
     prompt_length: int
     eos: frozenset[int]
+    walk: Walk | None = None  # of a row with a constraint
 
 
 class History:
@@ -66,6 +69,13 @@ class History:
         padded = torch.nn.functional.pad(tokens, (0, d), value=NOTHING)
         at = lengths.view(-1, 1, 1) + torch.arange(d, device=tokens.device)
         return padded.unsqueeze(1).repeat(1, c, 1).scatter(2, at.expand(rows, c, d), drafted)
+
+    def host_paths(self, rows: Sequence[int]) -> list[list[list[int]]]:
+        """Give the drafted tokens before each index of these rows; a host transfer where there are any."""
+        if self._paths is None:
+            return [[[]] for _ in rows]
+        found = self._drafted[list(rows)].tolist()
+        return [[[token for token in path if token != NOTHING] for path in row] for row in found]
 
     @cached_property
     def _drafted(self) -> Tensor:

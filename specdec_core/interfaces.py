@@ -146,6 +146,21 @@ class Context(Protocol):
         Rows at temperature 0 come out unwarped: q is then the point mass on their argmax.
         """
 
+    def masked(self, scores: Tensor, paths: Tensor | None = None) -> Tensor:
+        """Forbid what the rows' constraints do, which `distributions` does too: [B, V] -> float [B, V].
+
+        For a drafter that makes q in its own way, before it draws.
+        """
+
+    def legal(self, i: int, tokens: Sequence[int]) -> int:
+        """How many of these tokens row i's constraint allows, one after another; all without a constraint.
+
+        Host only. To cut what is a fixed function of the context (ONE_HOT), never what was drawn.
+        """
+
+    def forced(self, i: int, limit: int) -> list[int]:
+        """At most `limit` tokens that row i's constraint lets follow as the only ones. Host only."""
+
     def for_rows(self, index: Sequence[int]) -> Context:
         """Select rows by their index in this context; one may be selected several times."""
 

@@ -5,7 +5,7 @@ Leviathan, Kalman and Matias 2023 (arXiv 2211.17192), algorithm 1, for batches a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from specdec_core.clock import Clock
@@ -36,7 +36,7 @@ def rounds(
     verifier: Verifier,
     length: FixedLength,
     clock: Clock,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Generate until every row has ended; rows are released also when the consumer stops early."""
     try:
         while batch := scheduler.next():

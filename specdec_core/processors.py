@@ -19,7 +19,8 @@ _NEVER = -torch.inf
 
 
 def process(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
-    """Apply all processors that any row asks for, in transformers' order."""
+    """Apply all processors that any row asks for, in transformers' order; a constraint has the last word."""
+    raw = scores
     if any(p.logit_bias for p in params):
         scores = _bias(scores, params)
     if any(p.repetition_penalty != 1 for p in params):
@@ -34,6 +35,8 @@ def process(scores: Tensor, params: Sequence[SamplingParams], history: History) 
         scores = _min_new_tokens(scores, params, history)
     if any(p.logits_processors for p in params):
         scores = _custom(scores, params, history)
+    if any(p.constraint is not None for p in params):
+        scores = constrained(scores, raw, history)
     return scores
 
 
@@ -48,7 +51,31 @@ def wanted(params: SamplingParams) -> bool:
         or params.bad_words_ids
         or params.min_new_tokens
         or params.logits_processors
+        or params.constraint is not None
     )
+
+
+def constrained(scores: Tensor, raw: Tensor, history: History) -> Tensor:
+    """Forbid what a row's constraint does not allow after the very path before an index.
+
+    Where other options forbid all that it allows, they give way. A slow path: masks are made on the host, and
+    the drafted paths of these rows are transferred to it. Rows without a constraint take no part.
+    """
+    rows = [row for row, facts in enumerate(history.facts) if facts.walk is not None]
+    masks = torch.ones((len(rows), *scores.shape[1:]), dtype=torch.bool)
+    for mask, row, paths in zip(masks, rows, history.host_paths(rows), strict=True):
+        walk = history.facts[row].walk
+        for at in sorted(range(len(paths)), key=paths.__getitem__):  # in this order a matcher moves least
+            allowed = None if walk is None else walk.allowed(paths[at])
+            if allowed is not None:
+                mask[at] = allowed
+    legal = masks.to(scores.device)
+    rest = scores[rows].masked_fill(~legal, _NEVER)
+    nothing = (rest == _NEVER).all(dim=-1, keepdim=True)
+    lifted = raw[rows].clamp(min=torch.finfo(raw.dtype).min).masked_fill(~legal, _NEVER)
+    scores = scores.clone()
+    scores[rows] = torch.where(nothing, lifted, rest)
+    return scores
 
 
 def _column(scores: Tensor, values: Sequence[float]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -16,8 +17,7 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 def encode_prompts(prompts: Prompts, tokenizer: Any | None) -> tuple[list[tuple[int, ...]], bool]:
     """Encode one prompt or a list of them; return the ids of each and whether it was a list."""
-    if isinstance(prompts, Tensor):
-        prompts = prompts.tolist()
+    prompts = _as_lists(prompts)
     many = _is_list_of_prompts(prompts)
     each: Sequence[Any] = prompts if many else [prompts]
     return [_encode(prompt, tokenizer, i if many else None) for i, prompt in enumerate(each)], many
@@ -27,41 +27,57 @@ def encode_chat(messages: Sequence[Message], tokenizer: Any | None) -> tuple[int
     """Apply the tokenizer's own chat template, once.
 
     Raises:
-        InvalidParameter: there is no tokenizer, or it has no chat template.
+        InvalidParameter: there is no tokenizer, it has no chat template, or that refuses the messages.
     """
     if tokenizer is None:
         raise InvalidParameter("chat messages need a tokenizer, and this decoder has none; pass token ids")
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidParameter("the target's tokenizer has no chat template; pass the prompt as text")
-    ids = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+    try:
+        # The template writes what begins a text; the tokenizer adds nothing to it.
+        ids = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except Exception as error:  # whatever a template does with messages it was not made for
+        raise InvalidParameter(
+            f"the target's chat template refuses these messages: {error or type(error).__name__}"
+        ) from error
     return tuple(ids)
 
 
+def _as_lists(prompt: Any) -> Any:
+    """Turn tensors and numpy arrays into lists."""
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
+
+
 def _is_list_of_prompts(prompts: Any) -> bool:
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         return False
-    return bool(prompts) and not isinstance(prompts[0], int | Mapping)
+    return bool(prompts) and not isinstance(prompts[0], Integral | Mapping)
 
 
 def _encode(prompt: Any, tokenizer: Any | None, index: int | None) -> tuple[int, ...]:
     name = "the prompt" if index is None else f"prompt {index}"
-    if isinstance(prompt, Tensor):
-        prompt = prompt.tolist()
+    prompt = _as_lists(prompt)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InvalidParameter(f"{name} is text, and this decoder has no tokenizer; pass token ids")
         ids = tuple(tokenizer(prompt)["input_ids"]) if prompt else ()
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         ids = encode_chat(prompt, tokenizer)
-    elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
-        ids = tuple(prompt)
+    elif _is_ids(prompt):
+        ids = tuple(map(int, prompt))
     else:
         raise InvalidParameter(f"{name} is {type(prompt).__name__}; pass text, token ids or chat messages")
     if not ids:
         raise InvalidParameter(f"{name} is empty; pass at least one token")
     return ids
+
+
+def _is_ids(prompt: Any) -> bool:
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        return False
+    return all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, context_limit: int | None, index: int | None) -> None:

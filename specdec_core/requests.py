@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from specdec_core.constraints import Walk
 from specdec_core.errors import InvalidParameter
 from specdec_core.prompts import Prompts, check_ids, encode_prompts
 from specdec_core.rng import sample_seed
@@ -25,6 +26,7 @@ def make_rows(
 
     Raises:
         InvalidParameter: a prompt or a parameter is wrong.
+        ConstraintError: a constraint allows nothing at all.
     """
     encoded, many = encode_prompts(prompts, target.tokenizer)
     rows = []
@@ -34,6 +36,7 @@ def make_rows(
         _check_params(row_params, target)
         many = many or row_params.n > 1
         seed = secrets.randbits(63) if row_params.seed is None else row_params.seed
+        ends = eos_ids(row_params, eos)
         for sample in range(row_params.n):
             row = Row(
                 id=next(ids),
@@ -41,8 +44,9 @@ def make_rows(
                 params=row_params,
                 sample=sample,
                 seed=sample_seed(seed, sample),
-                eos=eos_ids(row_params, eos),
+                eos=ends,
                 context_limit=target.context_limit,
+                walk=_walk(row_params, ends, target.vocab_size),
             )
             row.text = _watched(row_params, target.tokenizer) if row_params.stop else None
             rows.append(row)
@@ -62,6 +66,10 @@ def params_of_each(params: Params, prompts: int) -> list[SamplingParams]:
 
 def _watched(params: SamplingParams, tokenizer: Any) -> RowText:
     return RowText(tokenizer, params.stop, include_stop=params.include_stop, least=params.min_new_tokens)
+
+
+def _walk(params: SamplingParams, eos: frozenset[int], vocab_size: int) -> Walk | None:
+    return None if params.constraint is None else Walk(params.constraint, eos, vocab_size)
 
 
 def _check_params(params: SamplingParams, target: Target) -> None:

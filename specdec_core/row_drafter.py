@@ -52,11 +52,13 @@ class RowDrafter:
         """Keep nothing of a row."""
 
     def propose(self, context: Context, budget: Budget) -> Draft:
-        """Ask for each row in turn."""
-        rows = zip(context.rows, budget.depth, strict=True)
-        drafts = [
-            self.propose_for(row, context.row_tokens(i), k) if k else [] for i, (row, k) in enumerate(rows)
-        ]
+        """Ask for each row in turn; a row's constraint cuts its chain, or forces another."""
+        drafts = []
+        for i, (row, k) in enumerate(zip(context.rows, budget.depth, strict=True)):
+            chain = self.propose_for(row, context.row_tokens(i), k) if k else []
+            chain = chain[: context.legal(i, chain)]
+            forced = context.forced(i, k) if chain else []
+            drafts.append(chain if chain[: len(forced)] == forced else forced)
         return Draft.chains(drafts, context.device)
 
     def observe(self, outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.clock import Clock
+from specdec_core.constraints import Walk
 from specdec_core.context import RoundContext, TokenBuffer
 from specdec_core.draft import Verdict
 from specdec_core.guard import CheckedDraft
@@ -32,6 +33,7 @@ class Row:
     seed: int  # of this sample
     eos: frozenset[int]
     context_limit: int | None
+    walk: Walk | None = None  # of its constraint
     sample: int = 0  # which of the prompt's n samples
     place: int = -1
     began: float = 0.0  # when it was admitted, on the run's clock
@@ -46,6 +48,8 @@ class Row:
         self.stats.prompt_tokens = len(self.prompt)
         if self.room <= 0:
             self.finished = self._room_reason
+        elif self.walk is not None and self.walk.ended:
+            self.finished = FinishReason.STOP
 
     @property
     def output(self) -> list[int]:
@@ -67,6 +71,10 @@ class Row:
     def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
         """Append a block, cut where the row ends; return how many tokens were kept."""
         kept, self.finished = cut(tokens, self.room, self.eos, self._room_reason)
+        if self.walk is not None:
+            kept = self.walk.commit(tokens[:kept])
+            if self.walk.ended:
+                self.finished = FinishReason.STOP
         if self.text is not None:
             kept = self.text.add(tokens[:kept])
             if self.text.stopped:
@@ -146,6 +154,7 @@ class Batch:
         seconds = clock.collect()
         for row in self.rows:
             row.stats.add_seconds(seconds)
+            row.stats.total_seconds = clock.now - row.began
             if row.stats.time_to_first_token is None:
                 row.stats.time_to_first_token = clock.now - row.began
         return seconds

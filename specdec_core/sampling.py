@@ -12,6 +12,8 @@ from specdec_core.history import History
 from specdec_core.processors import process, wanted
 from specdec_core.sampling_params import SamplingParams
 
+_FLOAT32 = torch.finfo(torch.float32)
+
 
 def distributions(
     logits: Tensor, params: Sequence[SamplingParams], history: History | None = None
@@ -46,7 +48,7 @@ def warp(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     # Relative to the largest, so that a tiny temperature overflows to -inf at worst.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / column(
-        [1.0 if p.greedy else p.temperature for p in params]
+        [1.0 if p.greedy else min(max(p.temperature, _FLOAT32.tiny), _FLOAT32.max) for p in params]
     )
     vocab = scores.shape[-1]
     if any(p.top_k and not p.greedy for p in params):

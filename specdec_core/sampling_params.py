@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from specdec_core.constraints import Constraint
 from specdec_core.errors import InvalidParameter
 
 Processor: TypeAlias = Callable[[Any, Any], Any]
@@ -19,7 +20,7 @@ class FinishReason(StrEnum):
 
     EOS = "eos"
     STOP = "stop"
-    """A stop string completed."""
+    """A stop string completed, or a constraint ended where no EOS could say so."""
     LENGTH = "length"
     """`max_new_tokens` were made."""
     CONTEXT = "context"
@@ -33,7 +34,7 @@ class SamplingParams(BaseModel):
         InvalidParameter: names the field, the value and what is allowed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 
     max_new_tokens: int = Field(256, ge=0, strict=True, description="most tokens to generate")
     min_new_tokens: int = Field(0, ge=0, strict=True, description="no EOS before so many tokens")
@@ -49,6 +50,9 @@ class SamplingParams(BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict, description="added to the logits of ids")
     logits_processors: tuple[Processor, ...] = Field(
         (), description="transformers' LogitsProcessors, or alike; pure functions of the ids they are given"
+    )
+    constraint: Constraint | None = Field(
+        None, description="what the generated text must be, such as a grammar; it overrides all other options"
     )
     eos_token_id: int | tuple[int, ...] | None = Field(
         None, description="ids that end a row, kept as its last token; None: those of the model"
@@ -87,7 +91,8 @@ class SamplingParams(BaseModel):
 
     def replace(self, **changes: Any) -> SamplingParams:
         """Make a checked copy with some fields changed."""
-        return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return SamplingParams(**{**given, **changes})
 
 
 def _first_fault(error: ValidationError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Serves rows in order, at most `max_batch` at once."""
+    """Serves rows in order, at most `max_batch` at once; the next one is taken when a place is free."""
 
     def __init__(
         self,
@@ -28,7 +27,7 @@ class Scheduler:
         nodes: int,
         clock: Clock,
     ) -> None:
-        self._waiting = deque(rows)
+        self._waiting = iter(rows)
         self._target, self._drafter, self._clock = target, drafter, clock
         self._nodes = max(nodes, drafter.capabilities.nodes)  # the guard lets drafts be that wide
         self._active: list[Row] = []
@@ -73,8 +72,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         rows = []
-        while self._waiting and self._free:
-            row = self._waiting.popleft()
+        while self._free and (row := next(self._waiting, None)) is not None:
             if row.finished:  # nothing to generate
                 continue
             row.place = self._free.pop(0)

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from specdec_core.cli.chat import chat
 from specdec_core.cli.exits import SpecdecGroup
 from specdec_core.cli.parts import drafters, verifiers
 from specdec_core.cli.plugins import plugins
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(chat)
 app.add_typer(drafters)
 app.add_typer(verifiers)
 app.command()(plugins)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from specdec_core.cli import options
+from specdec_core.cli.quiet import quiet, silent_transformers
 
 if TYPE_CHECKING:
+    from specdec_core.cli.groups import Drafting, Model
     from specdec_core.decoder import SpecDecoder
     from specdec_core.interfaces import Verifier
     from specdec_core.registry import Registry
@@ -19,6 +24,28 @@ def discover(blocked: Iterable[str] = ()) -> Registry:
     return Registry.discover(blocked=blocked)
 
 
+@contextmanager
+def opened(
+    model: Model, drafting: Drafting, params: SamplingParams, *, debug: bool, max_batch: int = 1
+) -> Iterator[tuple[SpecDecoder, TextIO]]:
+    """Give a decoder, and the real stdout, which libraries do not write to meanwhile."""
+    depth = options.depth_of(drafting.draft_tokens)
+    target = options.named_target(model.target)
+    with quiet(offline=model.offline, debug=debug) as out, silent_transformers(debug=debug):
+        decoder = load_decoder(
+            target,
+            drafting.drafter,
+            drafting.verifier,
+            params,
+            draft_tokens=depth,
+            registry=discover(drafting.no_plugin or ()),
+            strict=debug,
+            max_batch=max_batch,
+            **model.loading,
+        )
+        yield decoder, out
+
+
 def load_decoder(
     target: str,
     drafter: str,
@@ -28,6 +55,7 @@ def load_decoder(
     draft_tokens: int | None,
     registry: Registry,
     strict: bool,
+    max_batch: int = 1,
     **loading: Any,
 ) -> SpecDecoder:
     """Build the drafter and the verifier, then load the target; `loading` is for `from_pretrained`."""
@@ -42,7 +70,7 @@ def load_decoder(
         draft_tokens=draft_tokens,
         registry=registry,
         strict=strict,
-        max_batch=1,
+        max_batch=max_batch,
         **loading,
     )
 

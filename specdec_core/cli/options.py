@@ -33,6 +33,10 @@ def _input(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Prompt", show_default=False, **settings)
 
 
+def _batch(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Many prompts", **settings)
+
+
 def _drafting(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Drafting", **settings)
 
@@ -57,6 +61,9 @@ Offline = Annotated[bool, _model("--offline", help="Use local files only.")]
 TrustRemoteCode = Annotated[
     bool, _model("--trust-remote-code", help="Run model code that comes with the checkpoint.")
 ]
+System = Annotated[
+    str | None, _input("--system", metavar="TEXT", help="What the target is told before the conversation.")
+]
 Prompt = Annotated[str | None, _input("--prompt", "-p", metavar="TEXT", help="The prompt.")]
 File = Annotated[
     str | None,
@@ -76,6 +83,31 @@ Chat = Annotated[
         "Unset: raw, unless it is a list of messages.",
     ),
 ]
+Input = Annotated[
+    str | None,
+    _batch(
+        "--input",
+        metavar="FILE",
+        help='File of JSON lines, - for stdin: {"prompt": TEXT} or {"messages": [...]}, with "id" and '
+        "sampling options by their library names (max_new_tokens, seed, stop, ...) as wanted.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    str | None,
+    _batch(
+        "--output",
+        metavar="FILE",
+        help="Where the rows of --input go, one JSON line each as it ends; rows that stand there are not "
+        "generated again. Without it, stdout.",
+        show_default=False,
+    ),
+]
+MaxBatch = Annotated[
+    int | None,
+    _batch(metavar="N", parser=whole_number, help="Most rows at once; 8 if unset.", show_default=False),
+]
+Overwrite = Annotated[bool, _batch("--overwrite", help="Begin the output anew.")]
 Drafter = Annotated[
     str, _drafting(metavar="NAME[:K=V,...]", help="What proposes tokens; `specdec drafters` lists them.")
 ]
@@ -106,6 +138,9 @@ MaxNewTokens = Annotated[
     int,
     _sampling("--max-new-tokens", "-n", metavar="N", parser=whole_number, help="Most tokens to generate."),
 ]
+MinNewTokens = Annotated[
+    int, _sampling(metavar="N", parser=whole_number, help="Fewest tokens before the text may end.")
+]
 Temperature = Annotated[float, _sampling(metavar="T", parser=number, help="0 follows the likeliest token.")]
 TopK = Annotated[
     int, _sampling(metavar="K", parser=whole_number, help="Keep the K likeliest tokens; 0 is off.")
@@ -123,6 +158,16 @@ RepetitionPenalty = Annotated[
     float,
     _sampling(metavar="R", parser=number, help="Above 1 makes what was said less likely; 1 is off."),
 ]
+PresencePenalty = Annotated[
+    float,
+    _sampling(metavar="R", parser=number, help="Subtracted from the logits of tokens that were generated."),
+]
+FrequencyPenalty = Annotated[
+    float, _sampling(metavar="R", parser=number, help="Subtracted for each time a token was generated.")
+]
+NoRepeatNgramSize = Annotated[
+    int, _sampling(metavar="N", parser=whole_number, help="No N tokens in a row twice; 0 is off.")
+]
 Stop = Annotated[
     list[str] | None,
     _sampling(metavar="TEXT", help="End where this text is said; may be repeated.", show_default=False),
@@ -136,7 +181,26 @@ Seed = Annotated[
         show_default=False,
     ),
 ]
+IncludeStop = Annotated[bool, _sampling("--include-stop", help="Leave the stop text in.")]
 IgnoreEos = Annotated[bool, _sampling("--ignore-eos", help="Generate past end-of-text tokens.")]
+Samples = Annotated[
+    int,
+    _sampling(
+        "--samples",
+        metavar="N",
+        parser=whole_number,
+        help="Texts to generate for a prompt; lines of --- part them, --json prints a list.",
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    _sampling(
+        metavar="N",
+        parser=whole_number,
+        help="Give each token's log-probability and those of the N likeliest, with --json or --input.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

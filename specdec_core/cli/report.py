@@ -60,8 +60,20 @@ def result_object(
             "config": _config(verifier),
             "lossless": verifier.lossless,
         },
+        **logprobs_of(result),
         "stats": result.stats.to_dict(),
     }
+
+
+def logprobs_of(result: GenerationResult) -> dict[str, Any]:
+    """Give the log-probabilities of a result, where they were asked for."""
+    if result.logprobs is None:
+        return {}
+    tokens = [
+        {"token_id": token.token_id, "logprob": token.logprob, "top": [list(pair) for pair in token.top]}
+        for token in result.logprobs
+    ]
+    return {"logprobs": tokens}
 
 
 def _config(part: Any, **choice: bool) -> dict[str, Any]:

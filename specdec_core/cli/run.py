@@ -1,4 +1,4 @@
-"""`specdec run`: generate text for one prompt."""
+"""`specdec run`: generate text for one prompt, or for many."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from specdec_core.cli import options
+from specdec_core.cli.batch import run_many
 from specdec_core.cli.exits import Debug
-from specdec_core.cli.loading import discover, load_decoder
+from specdec_core.cli.groups import Drafting, Many, Model, Sampling, grouped
+from specdec_core.cli.loading import opened
 from specdec_core.cli.prompt import Messages, read_prompt
-from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json, result_object, statistics_line
+from specdec_core.errors import UsageError
 from specdec_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_core.decoder import SpecDecoder
-    from specdec_core.results import GenerationResult
+    from specdec_core.results import GenerationResult, Results
 
 TraceOption = Annotated[
     bool,
@@ -28,72 +30,72 @@ TraceOption = Annotated[
 ]
 
 
+@grouped
 def run(
-    target: options.Target = None,
+    model: Model,
     prompt: options.Prompt = None,
     file: options.File = None,
     chat: options.Chat = None,
-    drafter: options.Drafter = "prompt_lookup",
-    verifier: options.Verifier = "auto",
-    draft_tokens: options.DraftTokens = "auto",
-    no_plugin: options.NoPlugin = None,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    ignore_eos: options.IgnoreEos = False,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    *,
+    many: Many,
+    drafting: Drafting,
+    sampling: Sampling,
+    samples: options.Samples = 1,
+    logprobs: options.Logprobs = None,
     as_json: options.Json = False,
     trace: TraceOption = False,
     debug: Debug = False,
 ) -> None:
-    """Generate text for one prompt.
+    """Generate text for one prompt, or for each line of a file.
 
     The text goes to stdout as it is committed, one line of statistics to stderr.
     """
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
-    depth = options.depth_of(draft_tokens)
-    target = options.named_target(target)
+    params = sampling.params(n=samples, logprobs=logprobs)
+    _check_mode(many, prompt or file, params, as_json=as_json, trace=trace)
+    target = options.named_target(model.target)
+    if many.input is not None:
+        run_many(many, model, drafting, params, chat=chat, debug=debug)
+        return
     wanted = read_prompt(prompt, file, chat)
-    with quiet(offline=offline, debug=debug) as out, silent_transformers(debug=debug):
-        decoder = load_decoder(
-            target,
-            drafter,
-            verifier,
-            params,
-            draft_tokens=depth,
-            registry=discover(no_plugin or ()),
-            strict=debug,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            offline=offline,
-            trust_remote_code=trust_remote_code,
-        )
+    with opened(model, drafting, params, debug=debug, max_batch=min(samples, 8)) as (decoder, out):
         chosen = decoder.verifier_for([params])
-        result = _generate(decoder, wanted, params, None if as_json else out, trace=trace)
+        results = _results(decoder, wanted, params, None if as_json else out, trace=trace)
         if as_json:
-            print_json(result_object(target, decoder, chosen, result), out)
+            objects = [result_object(target, decoder, chosen, result) for result in results]
+            print_json(objects if samples > 1 else objects[0], out)
         else:
-            print(statistics_line(decoder, chosen, result.stats), file=sys.stderr)
+            print(statistics_line(decoder, chosen, results.stats), file=sys.stderr)
+
+
+def _check_mode(
+    many: Many, prompt: str | None, params: SamplingParams, *, as_json: bool, trace: bool
+) -> None:
+    """Refuse options that would have no effect."""
+    if many.input is None:
+        given = [name for name, value in vars(many).items() if value not in (None, False)]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} needs --input FILE")
+        if params.logprobs is not None and not as_json:
+            raise UsageError(f"--logprobs {params.logprobs} shows in --json or --input only; add --json")
+        if params.n > 1 and trace:
+            raise UsageError("--trace shows one text at a time; leave out --samples")
+    elif prompt is not None or as_json or trace:
+        raise UsageError("--input goes without --prompt, --file, --json and --trace; leave them out")
+
+
+def _results(
+    decoder: SpecDecoder, prompt: str | Messages, params: SamplingParams, out: TextIO | None, *, trace: bool
+) -> Results:
+    """Generate one text or several."""
+    from specdec_core.results import Results
+
+    if params.n == 1:
+        result = _generate(decoder, prompt, params, out, trace=trace)
+        return Results([result], result.stats)
+    results: Any = decoder.generate(prompt, params)
+    with _line(out) as write:
+        write("\n---\n".join(str(result.text) for result in results))
+    return Results(results, results.stats)
 
 
 def _generate(
