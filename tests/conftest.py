@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the models are tiny: threads that wait for each other only take time
+
 
 @pytest.fixture(
     params=[

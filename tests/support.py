@@ -10,11 +10,13 @@ from weakref import WeakKeyDictionary
 import pytest
 import torch
 from pydantic import Field
+from tiny import VOCAB, tiny_model
 from torch import Tensor
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MinPLogitsWarper,
+    PreTrainedModel,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -40,8 +42,8 @@ from specdec_core import (
 )
 from specdec_core.rng import KeyedRng, Purpose
 
-VOCAB = 97
 Node = tuple[int, int]  # token, index of the parent
+Ahead = Callable[[list[int], int], list[int]]
 Script = Callable[["Ask"], "Sequence[int] | Sequence[Node]"]
 
 
@@ -49,24 +51,9 @@ Script = Callable[["Ask"], "Sequence[int] | Sequence[Node]"]
 
 
 @functools.cache
-def tiny_llama(vocab: int = VOCAB, *, layers: int = 2, context: int = 512, seed: int = 0) -> LlamaForCausalLM:
-    """A random llama without special tokens; weights wide enough that a wrong mask shows."""
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval()
+def tiny_llama(context: int = 512, device: str = "cpu") -> PreTrainedModel:
+    """A random llama without special tokens, shared: not to be changed."""
+    return tiny_model("llama", context=context, fresh=True).to(device)  # type: ignore[arg-type]
 
 
 def markov_llama(log_p: Tensor, context: int = 512) -> LlamaForCausalLM:
@@ -124,6 +111,7 @@ def next_logits(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 _SAID: WeakKeyDictionary[Any, dict[tuple[int, ...], list[int]]] = WeakKeyDictionary()
+_DRAWN: WeakKeyDictionary[Any, dict[str, list[int]]] = WeakKeyDictionary()
 
 
 def base(model: Any, prompt: Sequence[int], n: int, eos: Iterable[int] = ()) -> list[int]:
@@ -160,12 +148,16 @@ def warped(scores: Tensor, params: SamplingParams) -> Tensor:
 def sampled(model: Any, prompt: Sequence[int], params: SamplingParams) -> list[int]:
     """Plain sampling with the target's own noise of each position, one token at a time."""
     assert params.seed is not None
-    tokens = list(prompt)
-    for _ in range(params.max_new_tokens):
-        scores = warped(next_logits(model, tokens)[None], params)
-        rng = KeyedRng([params.seed], [len(tokens)], Purpose.VERIFY, "", scores.device)
-        tokens.append(int(rng.target_draw(scores.log_softmax(dim=-1), 0)))
-    return tokens[len(prompt) :]
+    drawn = _DRAWN.setdefault(model, {})
+    key = repr((list(prompt), params))
+    if key not in drawn:
+        tokens = list(prompt)
+        for _ in range(params.max_new_tokens):
+            scores = warped(next_logits(model, tokens)[None], params)
+            rng = KeyedRng([params.seed], [len(tokens)], Purpose.VERIFY, "", scores.device)
+            tokens.append(int(rng.target_draw(scores.log_softmax(dim=-1), 0)))
+        drawn[key] = tokens[len(prompt) :]
+    return drawn[key]
 
 
 # --- the scripted drafter -------------------------------------------------------------------------
@@ -267,9 +259,8 @@ def depth_of(parents: Sequence[int]) -> int:
     return max(depths, default=0)
 
 
-def following(said: Mapping[tuple[int, ...], Sequence[int]] | Sequence[int]) -> Callable[[list[int], int], list[int]]:
-    """Look up what comes next in known texts (prompt and output together): (tokens, k) -> k ids."""
-    texts = [said] if isinstance(said, Sequence) else [[*prompt, *out] for prompt, out in said.items()]
+def following(*texts: Sequence[int]) -> Ahead:
+    """Look up what comes next in known texts, prompt and output together: (tokens, k) -> k ids."""
 
     def ahead(tokens: list[int], k: int) -> list[int]:
         for text in texts:
@@ -280,12 +271,17 @@ def following(said: Mapping[tuple[int, ...], Sequence[int]] | Sequence[int]) -> 
     return ahead
 
 
+def oracle(model: Any, *prompts: Sequence[int], n: int = 80) -> Ahead:
+    """Know what plain greedy decoding says after these prompts."""
+    return following(*([*prompt, *base(model, prompt, n)] for prompt in prompts))
+
+
 def wrong(token: int, by: int = 1) -> int:
     """Another token of the vocabulary."""
     return (token + by) % VOCAB
 
 
-def accepting(ahead: Callable[[list[int], int], list[int]], counts: Sequence[int], k: int) -> Script:
+def accepting(ahead: Ahead, counts: Sequence[int], k: int) -> Script:
     """A chain of k tokens a round, of which the first counts[round] are right and the rest wrong."""
 
     def script(ask: Ask) -> list[int]:
@@ -296,7 +292,7 @@ def accepting(ahead: Callable[[list[int], int], list[int]], counts: Sequence[int
     return script
 
 
-def planted(parents: Sequence[int], path: Sequence[int], ahead: Callable[[list[int], int], list[int]]) -> Script:
+def planted(parents: Sequence[int], path: Sequence[int], ahead: Ahead) -> Script:
     """A tree of this shape with the right tokens along `path` and wrong, distinct ones elsewhere."""
 
     def script(ask: Ask) -> list[Node]:
@@ -387,7 +383,10 @@ class ByteTokenizer:
         return self.vocab_size
 
     def decode(
-        self, token_ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True
+        self,
+        token_ids: Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = True,
     ) -> str:
         text = bytes(token for token in token_ids if token < 256).decode(errors="replace")
         return text if skip_special_tokens else text + "<end>" * list(token_ids).count(256)
