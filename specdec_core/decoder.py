@@ -203,7 +203,7 @@ class SpecDecoder:
         Yields:
             The key, and the result of each sample as soon as it has ended, or the error that refused it.
         """
-        verifier, constrained = self.verifier_for(like), any(params.constraint for params in like)
+        verifier, constrained = self.verifier_for(like), any(p.constraint is not None for p in like)
         keys: dict[int, Key] = {}  # of rows under way
         ready: deque[tuple[Key, GenerationResult | SpecdecError]] = deque()
 
@@ -333,7 +333,7 @@ def _constrained(rows: Iterable[Row]) -> bool:
 
 @contextmanager
 def _plain_mode() -> Iterator[None]:
-    """Leave a caller's inference mode: later calls could not write to what is made in it; and make no graphs."""
+    """Leave a caller's inference mode, whose tensors later calls could not write to; record no gradients."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 

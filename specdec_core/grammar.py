@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -30,16 +31,7 @@ def json_schema(schema: Mapping[str, Any] | str, tokenizer: Any, *, compact: boo
         InvalidParameter: the schema is no JSON object, or asks for what cannot be done.
         UsageError: llguidance is not installed, or the tokenizer is not a fast one.
     """
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise InvalidParameter(f"the JSON schema {_short(text)} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidParameter(f"the JSON schema {_short(text)} is no JSON object")
-    options: Any = {"whitespace_flexible": False} if compact else {}
-    made = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
-    return Grammar(f"json_schema({_short(text)})", made, tokenizer)
+    return Grammar(schema_source(schema, compact=compact), tokenizer)
 
 
 def regex(pattern: str, tokenizer: Any) -> Grammar:
@@ -51,25 +43,55 @@ def regex(pattern: str, tokenizer: Any) -> Grammar:
         InvalidParameter: the pattern cannot be read.
         UsageError: llguidance is not installed, or the tokenizer is not a fast one.
     """
-    made = _llguidance().LLMatcher.grammar_from_regex(pattern)
-    return Grammar(f"regex({_short(pattern)})", made, tokenizer)
+    return Grammar(regex_source(pattern), tokenizer)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A grammar that was checked, and knows no vocabulary yet."""
+
+    name: str  # in errors
+    text: str  # as `LLMatcher.grammar_from_*` return it
+
+    def __post_init__(self) -> None:
+        wrong, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(self.text)
+        if wrong:
+            raise InvalidParameter(f"{self.name}: {_one_line(messages[0])}")
+
+
+def schema_source(schema: Mapping[str, Any] | str, *, compact: bool = False) -> Source:
+    """Read a JSON schema; see `json_schema`."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidParameter(f"the JSON schema {_short(text)} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidParameter(f"the JSON schema {_short(text)} is no JSON object")
+    options: Any = {"whitespace_flexible": False} if compact else {}
+    made = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
+    return Source(f"json_schema({_short(text)})", made)
+
+
+def regex_source(pattern: str) -> Source:
+    """Read a regular expression; see `regex`."""
+    return Source(f"regex({_short(pattern)})", _llguidance().LLMatcher.grammar_from_regex(pattern))
 
 
 class Grammar:
     """A grammar of llguidance as a `Constraint`, compiled once; a row's matcher is a copy.
 
-    Args:
-        name: names it in errors.
-        grammar: what `LLMatcher.grammar_from_*` returns.
-        tokenizer: the target's, a fast one.
+    Raises:
+        InvalidParameter: the tokenizer's vocabulary cannot say it.
+        UsageError: the tokenizer is not a fast one.
     """
 
-    def __init__(self, name: str, grammar: str, tokenizer: Any) -> None:
-        self._name = name
+    def __init__(self, source: Source, tokenizer: Any) -> None:
+        self._name = source.name
         self._tokenizer = _tokenizer(tokenizer)
-        self._start = _llguidance().LLMatcher(self._tokenizer, grammar, log_level=0)
+        self._start = _llguidance().LLMatcher(self._tokenizer, source.text, log_level=0)
         if self._start.is_error():
-            raise InvalidParameter(f"{name}: {_cause(self._start)}")
+            raise InvalidParameter(f"{self._name}: {_one_line(self._start.get_error())}")
 
     def __repr__(self) -> str:
         return self._name
@@ -117,7 +139,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(f"constraint {self._name} failed: {_cause(self._matcher)}")
+            raise ConstraintError(f"constraint {self._name} failed: {_one_line(self._matcher.get_error())}")
 
 
 def _llguidance() -> Any:
@@ -144,11 +166,10 @@ def _tokenizer(tokenizer: Any) -> LLTokenizer:
     return _tokenizers[tokenizer]
 
 
-def _cause(matcher: LLMatcher) -> str:
-    """Say in one line what is wrong."""
-    return " ".join(matcher.get_error().split())
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    text = _one_line(text)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -203,8 +203,8 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
     """
     if not isinstance(draft, Draft):
         raise _violation(name, f"propose must return a Draft, not {type(draft).__name__}")
-    rows, two = len(context.rows), isinstance(draft.tokens, Tensor) and draft.tokens.dim() == 2
-    shape = (rows, draft.nodes if two else -1)
+    rows = len(context.rows)
+    shape = (rows, draft.nodes if _dimensions(draft.tokens) == 2 else -1)
     wanted: list[tuple[str, Tensor | None, tuple[int, ...], torch.dtype]] = [
         ("tokens", draft.tokens, shape, torch.int64),
         ("parents", draft.parents, shape, torch.int64),
@@ -230,6 +230,10 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
         raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
     if draft.nodes and draft.probs is None and can.laws and can.laws <= set(_NEEDS_Q):
         raise _violation(name, "its law is sampled, but it gave no q (`probs`)")
+
+
+def _dimensions(value: object) -> int:
+    return value.dim() if isinstance(value, Tensor) else -1
 
 
 def _described(value: object) -> str:

@@ -17,9 +17,9 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 def encode_prompts(prompts: Prompts, tokenizer: Any | None) -> tuple[list[tuple[int, ...]], bool]:
     """Encode one prompt or a list of them; return the ids of each and whether it was a list."""
-    prompts = _as_lists(prompts)
-    many = _is_list_of_prompts(prompts)
-    each: Sequence[Any] = prompts if many else [prompts]
+    given = _as_lists(prompts)
+    many = _is_list_of_prompts(given)
+    each: Sequence[Any] = given if many else [given]
     return [_encode(prompt, tokenizer, i if many else None) for i, prompt in enumerate(each)], many
 
 
@@ -40,7 +40,7 @@ def encode_chat(messages: Sequence[Message], tokenizer: Any | None) -> tuple[int
         )
     except Exception as error:  # whatever a template does with messages it was not made for
         raise InvalidParameter(
-            f"the target's chat template refuses these messages: {error or type(error).__name__}"
+            f"the target's chat template refuses these messages: {str(error) or type(error).__name__}"
         ) from error
     return tuple(ids)
 

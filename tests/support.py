@@ -1,4 +1,4 @@
-"""What the tests of the loop share: tiny models, a reference decoder, and a drafter that does as it is told."""
+"""What the tests of the loop share: tiny models, reference decoding, a drafter that does as it is told."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class ScriptedConfig(DrafterConfig):
 class ScriptedDrafter:
     """Proposes what its script says for each row: token ids (a chain), or (token, parent) nodes.
 
-    `calls` records every call it got and for which rows, `outcomes` all it observed; `now` are the rows it has.
+    `calls` records every call and its rows, `outcomes` all that was observed; `now` are the rows it has.
     """
 
     name = "scripted"

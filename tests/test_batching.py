@@ -102,9 +102,7 @@ def test_a_row_that_ended_early_says_nothing_more() -> None:
     assert eos not in base(model, first, 12)
     decoder = SpecDecoder(model, strict=True)
     params = [greedy(30), greedy(30, eos_token_id=eos)]
-    took_part: list[int] = []
-    for done in decoder.rounds([first, second], params):
-        took_part.append(len(done.batch.rows))
+    took_part = [len(done.batch.rows) for done in decoder.rounds([first, second], params)]
     long, short = decoder.generate([first, second], params)
     assert (long.token_ids, long.finish_reason) == (base(model, first, 30), "length")
     assert (short.token_ids, short.finish_reason) == (base(model, second, 2), "eos")

@@ -209,9 +209,27 @@ def test_neighbours_without_a_constraint_draft_as_if_alone() -> None:
     free = SamplingParams(max_new_tokens=20, temperature=1.0, seed=11)
     decoder = decoder_for(tiny_llama(), drafter, verifier="rejection")
     alone = decoder.generate(PROMPTS[1], free)
-    both = decoder.generate([PROMPTS[0], PROMPTS[1]], [asked(digits(), temperature=1.0, seed=1), free])
-    assert both[1].token_ids == alone.token_ids
-    assert both[1].stats.drafted_tokens == alone.stats.drafted_tokens
+    others = [asked(digits(), temperature=1.0, seed=1), asked(exactly(*range(61, 91)), temperature=1.0, n=40)]
+    results = decoder.generate([PROMPTS[0], PROMPTS[3], PROMPTS[1]], [*others, free])
+    assert results[1].token_ids == [*range(61, 91), EOS]
+    assert results[1].stats.rounds == 2
+    assert results[2].token_ids == alone.token_ids
+    assert results[2].stats.drafted_tokens == alone.stats.drafted_tokens
+
+
+def test_a_drafter_learns_that_its_draft_was_not_used() -> None:
+    """Paths are those of its own draft: none where tokens were forced, its own elsewhere."""
+    text = [*range(40, 50), SEMICOLON]
+    rule = Rule(
+        "forced, then free",
+        lambda said: {text[len(said)]} if len(said) < 11 else {1, 2},
+        lambda said: len(said) == 16,
+    )
+    drafter = ScriptedDrafter(lambda ask: [1, 2][: ask.depth], depth=2)
+    result = decoder_for(tiny_llama(), drafter).generate(ids(4), asked(rule, n=16))
+    first, *rest = drafter.outcomes
+    assert (first.tokens[0][:11], first.paths) == (text, ([],))
+    assert sum(len(outcome.paths[0]) for outcome in rest) == result.stats.accepted_tokens - 11
 
 
 def test_a_combination_keeps_its_members_apart() -> None:

@@ -173,7 +173,7 @@ def test_a_verifier_that_cannot_sample_refuses_rows_that_do() -> None:
     """B105's kind: greedy rows pass."""
     decoder = SpecDecoder(tiny_llama(), verifier="greedy", strict=True)
     assert decoder.generate([1, 2], greedy(3)).verifier == "greedy"
-    with pytest.raises(InvalidParameter, match="temperature=0.5 needs a verifier that samples"):
+    with pytest.raises(InvalidParameter, match=r"temperature=0\.5 needs a verifier that samples"):
         decoder.generate([[1], [2]], [greedy(3), SamplingParams(temperature=0.5)])
 
 

@@ -102,7 +102,7 @@ def test_every_id_of_a_list_ends_the_row() -> None:
 @pytest.mark.parametrize("eos", ["one", "list"])
 @pytest.mark.parametrize("where", ["generation_config", "config", "tokenizer"])
 def test_eos_ids_come_from_the_model_when_none_are_given(where: str, eos: str) -> None:
-    """B38: from generation_config, also where the tokenizer's differs; else from config; and the tokenizer."""
+    """B38: from generation_config, where the tokenizer's differs too; else from config; and the tokenizer."""
     model = tiny_model("llama", fresh=True)
     said = base(model, PROMPT, 12)
     value: Any = said[3] if eos == "one" or where == "tokenizer" else [said[9], said[3]]
@@ -172,7 +172,7 @@ def test_the_context_limit_ends_a_row(name: str) -> None:
 
 @pytest.mark.parametrize("length", range(54, 65))
 def test_the_last_tokens_of_a_context_are_those_of_plain_decoding(length: int) -> None:
-    """B60: a perfect draft of eight, whose block does not fit; a prompt that fills the context is no error."""
+    """B60: a perfect draft of eight, whose block does not fit; a prompt may fill the context."""
     model, prompt = tiny_llama(context=64), ids(length, 12)
     drafter = ScriptedDrafter(accepting(oracle(model, prompt, n=64 - length), [8], 8))
     result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, greedy(50))

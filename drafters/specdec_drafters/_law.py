@@ -41,8 +41,8 @@ def q_scores(context: Context, logits: Tensor, temperature: float | None, paths:
     """Turn a model's logits [B, V] into those of q, float32.
 
     Without a temperature they are processed as the target's are: each row's own penalties, temperature,
-    top-k, top-p and min-p. With one, it is all that is applied, but for a row's constraint. paths: int64 [B, d]
-    tokens drafted before.
+    top-k, top-p and min-p. With one, it is all that is applied, but for a row's constraint.
+    paths: int64 [B, d] tokens drafted before.
     """
     if temperature is None:
         return context.distributions(logits, paths)

@@ -23,7 +23,8 @@ class OwnModelConfig(DrafterConfig):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     model: str | nn.Module | None = Field(
-        None, description="draft model: hub id or folder (in Python also a model); default: the one the target ships"
+        None,
+        description="hub id or folder (in Python also a model); default: the draft that the target ships",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="dtype of a model that is loaded; auto: the target's"

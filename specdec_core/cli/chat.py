@@ -188,28 +188,27 @@ def _answered(conversation: Conversation, text: str, out: TextIO) -> str:
 
 def _lines(out: TextIO) -> Iterator[str]:
     """Ask for lines; empty ones are left out, and continued ones joined."""
-    with suppress(EOFError):
-        while True:
-            text = _line(out, "> ")
-            while text.endswith("\\"):
-                text = text[:-1] + "\n" + _line(out, "| ")
-            if text.strip():
-                yield text.strip()
+    while (text := _line(out, "> ")) is not None:
+        while text.endswith("\\"):
+            text = text[:-1] + "\n" + (_line(out, "| ") or "")
+        if text.strip():
+            yield text.strip()
+    if sys.stdin.isatty():
+        print(file=sys.stderr)
 
 
-def _line(out: TextIO, prompt: str) -> str:
-    """Read a line, on a terminal with what it offers to edit it."""
+def _line(out: TextIO, prompt: str) -> str | None:
+    """Read a line, on a terminal with what it offers to edit it; None at the end of the input."""
     if sys.stdin.isatty() and out.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401
-        with redirect_stdout(out):
+        with redirect_stdout(out), suppress(EOFError):
             return input(prompt)
+        return None
     if sys.stdin.isatty():
         print(prompt, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n").removesuffix("\r")
+    return line.removesuffix("\n").removesuffix("\r") if line else None
 
 
 def _note(text: str) -> None:

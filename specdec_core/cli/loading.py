@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from specdec_core.cli import options
 from specdec_core.cli.quiet import quiet, silent_transformers
+from specdec_core.cli.structure import Later
 
 if TYPE_CHECKING:
     from specdec_core.cli.groups import Drafting, Model
@@ -43,6 +44,8 @@ def opened(
             max_batch=max_batch,
             **model.loading,
         )
+        if isinstance(params.constraint, Later):
+            params.constraint.bind(decoder.tokenizer)
         yield decoder, out
 
 

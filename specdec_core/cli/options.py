@@ -183,6 +183,14 @@ Seed = Annotated[
 ]
 IncludeStop = Annotated[bool, _sampling("--include-stop", help="Leave the stop text in.")]
 IgnoreEos = Annotated[bool, _sampling("--ignore-eos", help="Generate past end-of-text tokens.")]
+JsonSchema = Annotated[
+    str | None,
+    _sampling(metavar="FILE|TEXT", help="Say JSON of this schema, and nothing else.", show_default=False),
+]
+Regex = Annotated[
+    str | None,
+    _sampling(metavar="PATTERN", help="Say what matches this from end to end.", show_default=False),
+]
 Samples = Annotated[
     int,
     _sampling(

@@ -17,6 +17,7 @@ from specdec_core.cli.groups import Drafting, Many, Model, Sampling, grouped
 from specdec_core.cli.loading import opened
 from specdec_core.cli.prompt import Messages, read_prompt
 from specdec_core.cli.report import print_json, result_object, statistics_line
+from specdec_core.cli.structure import Structure
 from specdec_core.errors import UsageError
 from specdec_core.sampling_params import SamplingParams
 
@@ -40,6 +41,7 @@ def run(
     many: Many,
     drafting: Drafting,
     sampling: Sampling,
+    structure: Structure,
     samples: options.Samples = 1,
     logprobs: options.Logprobs = None,
     as_json: options.Json = False,
@@ -50,7 +52,7 @@ def run(
 
     The text goes to stdout as it is committed, one line of statistics to stderr.
     """
-    params = sampling.params(n=samples, logprobs=logprobs)
+    params = sampling.params(n=samples, logprobs=logprobs, constraint=structure.constraint())
     _check_mode(many, prompt or file, params, as_json=as_json, trace=trace)
     target = options.named_target(model.target)
     if many.input is not None:

@@ -100,7 +100,7 @@ def _tokenizer(name: str, base: str | None, options: dict[str, Any]) -> Any:
     """Load a tokenizer; an adapter may leave it to its model."""
     try:
         return AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ImportError):  # what is not there is sometimes taken for another format
         if base is None:
             raise
     return AutoTokenizer.from_pretrained(base, **{k: v for k, v in options.items() if k != "revision"})

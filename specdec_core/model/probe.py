@@ -32,7 +32,7 @@ _WINDOW = 3
 _FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ROUNDING, _MOST = 10, 1e-2
 # ... and half precision, where the mean counts: a chain, and how much worse than it a tree may be.
-_LOOSE, _TREE_FLOOR, _TREE_FACTOR = 0.15, 0.01, 2
+_LOOSE, _TREE_FLOOR, _TREE_FACTOR = 0.15, 0.01, 3
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 from specdec_core import Capture, Drafter, SpecDecoder
 
-N = 24
+N = 16
 Make = Callable[[Any], Drafter]
 MAKES: dict[str, Make] = {
     "small_model": lambda target: small(cousin(target)),
@@ -41,10 +41,10 @@ def test_one_row_a_ragged_batch_and_rows_that_come_later(make: Make, verifier: s
             target, drafter=make(target), verifier=verifier, max_batch=max_batch, strict=True
         )
         assert says(decoder, prompts[:rows], N) == wanted[:rows]
-        assert says(decoder, prompts[:rows], N) == wanted[:rows]  # a second run on used caches
+    assert says(decoder, prompts, N) == wanted  # a second run on used caches
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "cohere", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2"])
 def test_other_architectures(make: Make, architecture: str) -> None:
     target = tiny_model(architecture, layers=3)
     prompts = [ids(length) for length in RAGGED]
@@ -61,7 +61,7 @@ def test_past_a_sliding_window(make: Make, architecture: str, attention: str) ->
     assert says(decoder, [prompt], 40) == [plain(target, tuple(prompt), 40)]
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("k", [1, 8])
 def test_the_draft_length_changes_nothing(make: Make, k: int) -> None:
     target = tiny_model("llama", layers=3)
     prompts = [ids(length) for length in RAGGED]

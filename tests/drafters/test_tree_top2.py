@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import Recorded, cousin, nodes_of, plain, says, small, tree
-from support import ids, markov_llama, next_logits, tiny_llama
+from support import ids, markov_llama, next_logits
 from tiny import tiny_model
 
 from specdec_core import (
@@ -123,7 +123,7 @@ def test_where_q_runs_out_there_is_a_hole() -> None:
     log_q[0, 1] = log_q[1, 2] = log_q[1, 3] = log_q[2, 0] = log_q[3, 0] = 0.0
     log_q[4] = 0.0
     log_q = log_q.clamp(min=-200)  # exp(-200) is no float32: no support
-    target = tiny_llama(5)
+    target = tiny_model("llama", vocab=5)
     drafter = tree(markov_llama(log_q), children="sampled", temperature=1.0)
     draft = first_draft(drafter, target, [[0]], SamplingParams(max_new_tokens=9))
     assert draft.parents[0, :6].tolist() == [-1, HOLE, 0, 0, HOLE, HOLE]
@@ -162,7 +162,9 @@ def test_without_a_model_it_says_what_to_write() -> None:
     with pytest.raises(UsageError, match="tree_top2:model=ID_OR_PATH, or tree_top2:layer=E"):
         SpecDecoder(tiny_model("llama"), drafter="tree_top2")
     with pytest.raises(UsageError, match="width=9"):
-        SpecDecoder(tiny_llama(5), drafter=tree(tiny_llama(5), width=9, depth=1))
+        SpecDecoder(
+            tiny_model("llama", vocab=5), drafter=tree(tiny_model("llama", vocab=5), width=9, depth=1)
+        )
 
 
 def test_models_that_cannot_follow_trees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

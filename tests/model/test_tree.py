@@ -125,3 +125,12 @@ def check_seen(layout: Layout, row: int, column: int, position: int, seen: dict[
 def slots(mask: Tensor, row: int, column: int) -> list[int]:
     found: list[int] = mask[row, 0, column].nonzero().flatten().tolist()
     return found
+
+
+def test_a_row_that_is_not_in_the_batch_sees_one_slot_under_any_window() -> None:
+    """B65: its nodes are no nodes, so that its depths are zeros, and its slots mean nothing."""
+    none = torch.zeros(1, 3, dtype=torch.int64)
+    tree = Tree(torch.zeros(1, 3, 3, dtype=torch.bool), none, none.bool())
+    layout = lay_out(none[:, 0], none[:, 0], tree, 2, 0, VIEW, WINDOWS, TRASH)
+    for mask in layout.masks.values():
+        assert all(slots(mask, 0, column) == [0] for column in range(5))

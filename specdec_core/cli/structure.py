@@ -1,0 +1,71 @@
+"""`--json-schema` and `--regex`: a constraint that is checked at once, and waits for a tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_core.cli import options
+from specdec_core.errors import InvalidParameter, UsageError
+
+if TYPE_CHECKING:
+    from specdec_core.constraints import Matcher
+    from specdec_core.grammar import Grammar, Source
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the text must be."""
+
+    json_schema: options.JsonSchema = None
+    regex: options.Regex = None
+
+    def constraint(self) -> Later | None:
+        """Read what was given.
+
+        Raises:
+            UsageError: both were given, one is wrong, or llguidance is not installed.
+        """
+        if self.json_schema is None and self.regex is None:
+            return None
+        if self.json_schema is not None and self.regex is not None:
+            raise UsageError("--json-schema and --regex go one at a time; leave one out")
+        from specdec_core.grammar import regex_source, schema_source
+
+        if self.regex is not None:
+            return Later(regex_source(self.regex))
+        return Later(schema_source(_text(str(self.json_schema))))
+
+
+class Later:
+    """A constraint of a target that is not loaded yet."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._made: Grammar | None = None
+
+    def __repr__(self) -> str:
+        return self._source.name
+
+    def bind(self, tokenizer: Any) -> None:
+        """Meet the target's tokenizer."""
+        from specdec_core.grammar import Grammar
+
+        self._made = Grammar(self._source, tokenizer)
+
+    def matcher(self) -> Matcher:
+        """Start at the beginning."""
+        assert self._made is not None, "no tokenizer yet"
+        return self._made.matcher()
+
+
+def _text(schema: str) -> str:
+    """Give the schema itself, or what the file of that name holds."""
+    if schema.lstrip().startswith("{"):
+        return schema
+    try:
+        return Path(schema).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise InvalidParameter(f"--json-schema {schema}: {reason}; name a file, or write {{...}}") from error
