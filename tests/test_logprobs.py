@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import ScriptedDrafter, accepting, base, decoder_for, following, ids, planted, tiny_llama
+from support import ScriptedDrafter, accepting, base, decoder_for, following, ids, oracle, planted, tiny_llama
 
 from specdec_core import SamplingParams
 
@@ -34,7 +34,7 @@ def check(result: Any, top: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top", [0, 3])
 def test_accepted_recovered_and_bonus_tokens(top: int, temperature: float) -> None:
-    ahead = following({tuple(PROMPT): base(tiny_llama(), PROMPT, 40)})
+    ahead = oracle(tiny_llama(), PROMPT)
     params = SamplingParams(max_new_tokens=24, logprobs=top, temperature=temperature, seed=1)
     for drafter in (
         ScriptedDrafter(accepting(ahead, [2, 0, 4, 1], 4)),
@@ -62,7 +62,7 @@ def test_rows_of_a_batch_ask_for_their_own_number() -> None:
 
 def test_they_end_with_the_row() -> None:
     said = base(tiny_llama(), PROMPT, 10)
-    ahead = following({tuple(PROMPT): said})
+    ahead = following([*PROMPT, *said])
     chain = ScriptedDrafter(accepting(ahead, [8], 8))
     params = SamplingParams(max_new_tokens=30, logprobs=1, eos_token_id=said[4])
     result = decoder_for(tiny_llama(), chain).generate(PROMPT, params)

@@ -47,7 +47,7 @@ def test_the_second_turn_feeds_only_what_is_new() -> None:
 
 def test_after_a_tree_the_kept_slots_hold_the_accepted_path() -> None:
     said = base(tiny_llama(), PROMPT, 20)
-    script = planted(TREE, [1, 5, 13], following({tuple(PROMPT): said}))
+    script = planted(TREE, [1, 5, 13], following([*PROMPT, *said]))
     decoder = decoder_for(tiny_llama(), ScriptedDrafter(script, depth=3, nodes=14, trees=True))
     decoder.generate(PROMPT, greedy(20))
     longer = [*PROMPT, *said, 3]
@@ -56,7 +56,7 @@ def test_after_a_tree_the_kept_slots_hold_the_accepted_path() -> None:
 
 def test_a_stream_closed_early_leaves_a_right_prefix() -> None:
     said = base(tiny_llama(), PROMPT, 30)
-    chain = ScriptedDrafter(accepting(following({tuple(PROMPT): said}), [3, 0, 5], 5))
+    chain = ScriptedDrafter(accepting(following([*PROMPT, *said]), [3, 0, 5], 5))
     decoder = decoder_for(tiny_llama(), chain)
     for rounds in (1, 2, 3):
         stream = decoder.stream(PROMPT, greedy(30))

@@ -47,7 +47,7 @@ def test_greedy_equals_transformers_with_the_same_options(case: str, drafter: st
     options = CASES[case]
     hf = {k: [list(word) for word in v] if k == "bad_words_ids" else v for k, v in options.items()}
     expected = [theirs(prompt, 24, **hf) for prompt in PROMPTS]
-    ahead = following({tuple(p): said for p, said in zip(PROMPTS, expected, strict=True)})
+    ahead = following(*([*p, *said] for p, said in zip(PROMPTS, expected, strict=True)))
     tree = ScriptedDrafter(planted(TREE, [1, 5, 13], ahead), depth=3, nodes=14, trees=True)
     decoder = decoder_for(tiny_llama(), tree if drafter == "tree" else drafter)
     params = SamplingParams(max_new_tokens=24, **options)
@@ -65,7 +65,7 @@ def test_min_new_tokens_bans_eos_to_the_token(least: int) -> None:
     eos = base(tiny_llama(), prompt, 3)[2]
     options: dict[str, Any] = {"min_new_tokens": least} if least else {}
     expected = theirs(prompt, 30, eos_token_id=eos, **options)
-    ahead = following({tuple(prompt): expected})
+    ahead = following([*prompt, *expected])
     chain = ScriptedDrafter(lambda ask: ahead(ask.tokens, min(8, ask.depth)))
     result = decoder_for(tiny_llama(), chain).generate(
         prompt, SamplingParams(max_new_tokens=30, eos_token_id=eos, min_new_tokens=least)
@@ -78,7 +78,7 @@ def test_a_users_processor_sees_prompt_output_and_path_alone() -> None:
     """B67: for every committed position i it saw exactly prompt + output[:i]; the rest are drafted paths."""
     prompt, seen = PROMPTS[2], set()
     said = base(tiny_llama(), prompt, 16)
-    ahead = following({tuple(prompt): said})
+    ahead = following([*prompt, *said])
 
     def recording(input_ids: Tensor, scores: Tensor) -> Tensor:
         assert input_ids.shape[0] == scores.shape[0]
@@ -118,7 +118,7 @@ def test_a_users_processor_rules_every_position() -> None:
 
 
 def test_bias_forces_and_forbids() -> None:
-    ahead = following({(10,): [4] * 30})
+    ahead = following([10] + [4] * 30)
     chain = ScriptedDrafter(lambda ask: [*ahead(ask.tokens, 2), wrong(4)][: ask.depth])
     params = SamplingParams(max_new_tokens=8, logit_bias={4: 1e4})
     result = decoder_for(tiny_llama(), chain).generate([10], params)
