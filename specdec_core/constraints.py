@@ -138,7 +138,8 @@ class Walk:
         own = self._matcher.allowed()[: self._vocab_size]
         mask = own.new_zeros(self._vocab_size)
         mask[: len(own)] = own
-        mask[self._eos] = self._matcher.complete()
+        for token in self._eos:
+            mask[token] = self._matcher.complete()
         return mask if mask.any() else None
 
     def _ends_after(self, path: Sequence[int]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -449,6 +450,19 @@ def test_what_a_constraint_is() -> None:
     assert SamplingParams(constraint=rule).replace(temperature=1.0).constraint is rule
     with pytest.raises(InvalidParameter, match=r"constraint='x' is not allowed: .* instance of Constraint"):
         SamplingParams(constraint="x")
+
+
+def test_the_constraint_in_the_docs_works() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "structured-output.md").read_text(encoding="utf-8")
+    code = next(part for part in page.split("```python\n")[1:] if "class Digits" in part).split("```")[0]
+    names: dict[str, Any] = {"torch": torch}
+    exec(code, names)
+    rule = names["Digits"](range(10, 20), SEMICOLON, VOCAB)
+    decoder = decoder_for(tiny_llama(), "prompt_lookup")
+    for seed in range(3):
+        said = decoder.generate([12, 13], asked(rule, temperature=3.0, seed=seed, n=90)).token_ids
+        assert said[-2:] == [SEMICOLON, EOS]
+        assert set(said[:-2]) <= set(range(10, 20))
 
 
 def test_a_verifier_that_takes_no_fixed_drafts_gets_none() -> None:

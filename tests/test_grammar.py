@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from itertools import product
 from typing import Any
@@ -160,11 +159,8 @@ def test_mistakes_are_one_line(byte_tokenizer: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.real_model
-@pytest.mark.skipif(not os.environ.get("SPECDEC_TEST_MODEL"), reason="needs SPECDEC_TEST_MODEL")
-def test_a_real_model_says_json_of_the_schema() -> None:
-    from specdec_core.model.loading import load_model
-
-    model, tokenizer = load_model(os.environ["SPECDEC_TEST_MODEL"], dtype="float32", device="cpu")
+def test_a_real_model_says_json_of_the_schema(smollm2: Any) -> None:
+    model, tokenizer = smollm2
     constraint = grammar.json_schema(SCHEMA, tokenizer, compact=True)
     said = {}
     for drafter, depth in product(("prompt_lookup", "none"), (None, 0)):

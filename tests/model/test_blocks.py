@@ -165,6 +165,36 @@ def test_what_was_not_fed_is_not_kept() -> None:
         assert distance(row[0], plain(runner.model, text)[-1]) < ROUNDING
 
 
+def test_what_one_round_fed_is_forgotten_by_the_next() -> None:
+    """A drafter may propose again without feeding anything."""
+    runner = Runner(tiny_model())
+    admit(runner, {0: [1, 2, 3]})
+    runner.extend(View({0: [1, 2, 3]}), torch.tensor([[5, 6]]), torch.tensor([[-1, 0]]))
+    runner.keep(outcome({0: [0]}))
+    runner.keep(outcome({0: [0, 1]}))
+    assert runner.held(0) == 4
+
+
+def test_padding_never_writes_where_a_row_may() -> None:
+    """Rows may fill what was reserved to the last slot."""
+    rng = random.Random(3)
+    runner = Runner(tiny_model())
+    texts = {0: random_tokens(rng, 60), 1: random_tokens(rng, 2), 2: random_tokens(rng, 40)}
+    admit(runner, texts, nodes=4, new=0)  # 64 slots, and one more for padding
+    parents = torch.tensor([[-1, 0, 1, 2], [-1, HOLE, HOLE, HOLE], [HOLE] * 4])
+    tokens = [random_tokens(rng, 4) for _ in texts]
+    logits = runner.extend(View(texts), torch.tensor(tokens), parents)
+    for place, text in texts.items():
+        check_tree(runner.model, logits[place], text, tokens[place], parents[place].tolist())
+    runner.keep(outcome({0: [0, 1, 2, 3], 1: [], 2: []}))
+    assert runner.held(0) == 64
+    check_cache(runner, {0: [*texts[0], *tokens[0]]})
+    del texts[0]
+    texts[1].append(3)
+    runner.extend(View(texts), torch.tensor(tokens[1:]), parents[1:])
+    check_cache(runner, {0: [*random_tokens(random.Random(3), 60), *tokens[0]]})
+
+
 def test_a_row_that_was_not_drafted_for_keeps_its_prefix() -> None:
     """`keep` hears of every row of a round, also of those that a drafter left out."""
     rng = random.Random(5)

@@ -167,6 +167,19 @@ def test_early_layers_borrow_the_targets_cache(model: Any, exit_layer: int) -> N
         assert early.held(2) == target.runner.held(2) == len(texts[2]) - 1
 
 
+def test_chunks_that_the_target_was_fed_are_not_fed_again() -> None:
+    """A borrower knows at once what the shared slots hold."""
+    target = Target(tiny_model(layers=LAYERS), None, max_rows=1, chunk=4)
+    early: Any = target.early_layers(2)
+    text = {0: IDS[0].tolist()}
+    admit(target.runner, text)
+    admit(early, text)
+    for _ in target.runner.prefill(View(text)):
+        assert early.held(0) == target.runner.held(0)
+    early.extend(View(text))
+    assert early.calls == 1
+
+
 @pytest.mark.parametrize("exit_layer", [-1, 0, 4, 5])
 def test_an_exit_that_is_none_names_those_there_are(exit_layer: int) -> None:
     """B06."""
