@@ -57,7 +57,7 @@ def warp(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         )
         scores = _top_k(scores, keep)
     if any(p.top_p < 1 and not p.greedy for p in params):
-        scores = _top_p(scores, column([1.0 if p.greedy else p.top_p for p in params]))
+        scores = _top_p(scores, column([0.0 if p.greedy else 1 - p.top_p for p in params]))
     if any(p.min_p and not p.greedy for p in params):
         scores = _min_p(scores, column([0.0 if p.greedy else p.min_p for p in params]))
     return scores
@@ -70,11 +70,11 @@ def _top_k(scores: Tensor, keep: Tensor) -> Tensor:
     return scores.masked_fill(scores < threshold, -torch.inf)
 
 
-def _top_p(scores: Tensor, mass: Tensor) -> Tensor:
+def _top_p(scores: Tensor, tail: Tensor) -> Tensor:
     """Keep the smallest set of likeliest tokens whose mass reaches p, at least one (Holtzman et al. 2020)."""
     ranked, order = scores.sort(dim=-1)
-    drop = ranked.softmax(dim=-1).cumsum(dim=-1) <= 1 - mass
-    drop &= mass < 1
+    drop = ranked.softmax(dim=-1).cumsum(dim=-1) <= tail  # 1 - p
+    drop &= tail > 0
     drop[..., -1] = False
     return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
 

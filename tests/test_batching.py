@@ -8,6 +8,7 @@ import pytest
 from support import (
     Ask,
     ScriptedDrafter,
+    accepting,
     base,
     decoder_for,
     following,
@@ -21,7 +22,7 @@ from support import (
     wrong,
 )
 
-from specdec_core import Capture, InvalidParameter, SamplingParams, SpecDecoder
+from specdec_core import Budget, Capture, Context, Draft, InvalidParameter, SamplingParams, SpecDecoder
 
 PROMPTS = [ids(length, 21) for length in (1, 3, 9, 20)]
 DRAFTERS = registered_drafters()
@@ -200,6 +201,28 @@ def test_a_list_of_one_is_a_list() -> None:
     decoder = SpecDecoder(tiny_llama(), strict=True)
     assert len(decoder.generate([[1, 2]], greedy(2))) == 1
     assert decoder.generate([1, 2], greedy(2)).token_ids == base(tiny_llama(), [1, 2], 2)
+
+
+@pytest.mark.parametrize("capture", [Capture.OFF, Capture.FIXED])
+def test_drafters_see_the_same_tokens_on_host_and_device(capture: Capture) -> None:
+    """B55: in every round, for rows that took the place of longer and of shorter ones."""
+    seen: set[int] = set()
+
+    class Looking(ScriptedDrafter):
+        def propose(self, context: Context, budget: Budget) -> Draft:
+            for part in (context, context.for_rows([*range(len(context.rows))][::-1])):
+                tokens, lengths = part.tokens.tolist(), part.lengths.tolist()
+                assert lengths == list(part.host_lengths)
+                for i, (row, length) in enumerate(zip(tokens, lengths, strict=True)):
+                    assert row == [*part.row_tokens(i), *[0] * (max(lengths) - length)]
+            seen.update(context.rows)
+            return super().propose(context, budget)
+
+    prompts = [ids(length, 23) for length in (9, 30, 3, 17, 1, 40)]
+    script = accepting(oracle(tiny_llama(), *prompts), [2, 0, 1], 3)
+    decoder = SpecDecoder(tiny_llama(), drafter=Looking(script), max_batch=2, strict=True, capture=capture)
+    results = decoder.generate(prompts, [greedy(n) for n in (4, 12, 15, 3, 20, 6)])
+    assert len(seen) == len(results) == 6
 
 
 def test_drafters_see_every_row_begin_and_end() -> None:

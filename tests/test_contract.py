@@ -31,6 +31,7 @@ from support import (
 from specdec_core import (
     HOLE,
     Budget,
+    Capabilities,
     Context,
     DecoderBusy,
     Draft,
@@ -48,6 +49,8 @@ from specdec_core import (
     TargetInfo,
     UsageError,
 )
+from specdec_core.guard import _RULES as RULES
+from specdec_core.guard import check_values
 
 PROMPT = ids(7, 31)
 K = 4
@@ -292,6 +295,37 @@ def test_a_breach_of_the_contract_raises_when_strict(breach: str) -> None:
     assert not drafter.now
     drafter.at, drafter.script = 10**6, lambda ask: []
     assert decoder.generate(PROMPT, greedy(14)).token_ids == base(model, PROMPT, 14)
+
+
+CUTS: dict[str, tuple[list[int], Budget, list[int], str]] = {
+    # parents, budget, the nodes that are kept, the rule
+    "all is well": ([-1, 0, 0, 2, -2], Budget([3], 9), [0, 1, 2, 3], ""),
+    "too deep": ([-1, 0, 1, 0, 3], Budget([2], 9), [0, 1, 3], "deeper"),
+    "no budget": ([-1, 0, 1, 0, 3], Budget([0], 9), [], "deeper"),
+    "too many": ([-1, 0, -2, 0, 3], Budget([4], 3), [0, 1, 3], "more nodes"),
+    "below a later node": ([-1, 2, -1, 1, 2], Budget([4], 9), [0, 2, 4], "earlier"),
+    "below a hole": ([-2, 0, -1, 1, 2], Budget([4], 9), [2, 4], ""),
+    "the third child and what hangs on it": ([-1, -1, -1, 2, 0], Budget([4], 9), [0, 1, 4], "children"),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_what_breaks_a_rule_is_cut_before_it_is_fed(cut: str) -> None:
+    """B102: with all that hangs on it; earlier nodes stay."""
+    parents, budget, kept, rule = CUTS[cut]
+    n = len(parents)
+    draft = Draft(torch.arange(n)[None], torch.tensor([parents]), torch.zeros(1, dtype=torch.uint8), 4, 2)
+    can = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=4, max_nodes=9, makes_trees=True)
+    checked = check_values(draft, budget, can, VOCAB)
+    assert checked.tree is not None
+    assert checked.flags is not None
+    assert checked.counts is not None
+    assert checked.tree.real.tolist() == [[node in kept for node in range(n)]]
+    assert checked.draft.parents.tolist() == [[p if i in kept else HOLE for i, p in enumerate(parents)]]
+    assert checked.counts.tolist() == [len(kept)]
+    broken = [text for bit, text in enumerate(RULES) if int(checked.flags) >> bit & 1]
+    assert all(rule in text for text in broken)
+    assert bool(broken) == bool(rule)
 
 
 def test_holes_are_no_breach() -> None:

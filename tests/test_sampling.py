@@ -70,6 +70,13 @@ def test_ties_are_treated_as_transformers_does() -> None:
     assert kept.tolist() == [True, True, True, True, False, False, False, True]
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("vocab", [4, 10])
+def test_a_mass_that_is_met_exactly_is_treated_as_transformers_does(vocab: int, top_p: float) -> None:
+    """B10's pipeline: equal tokens, of which so many make up top_p to the last bit."""
+    check(torch.zeros((1, 1, vocab)), [SamplingParams(temperature=1.0, top_p=top_p)])
+
+
 def test_a_masked_vocabulary_stays_masked() -> None:
     """B16's pipeline: -inf in the logits."""
     logits = random_logits(len(MIX), 2)
