@@ -196,6 +196,8 @@ def test_few_shapes_serve_a_row_of_any_length() -> None:
 def test_any_prompt_length_has_few_shapes() -> None:
     shapes = {Shape(1, length, 0, 0, length).bucketed(1 << 20) for length in range(1, 513)}
     assert len({shape.columns for shape in shapes}) == 17  # 14 sizes up to 64, then powers of two
+    batches = {Shape(rows, 1, 0, 0, 1).bucketed(1 << 20).rows for rows in range(1, 65)}
+    assert len(batches) == 14
     far = {Shape(1, 1, 4, 0, length).bucketed(1 << 20).view for length in range(1, 1 << 17, 97)}
     assert len(far) <= 8 + 6
 
