@@ -13,11 +13,12 @@ import torch
 class Clock:
     """Times parts of a round: by the host's clock on a CPU, by CUDA events on a GPU.
 
-    Events are read in `collect`, after the round's one host transfer, when all of them have passed.
+    Events are read in `collect`, after the round's one host transfer. Those behind it may not have passed
+    yet: they are left for the next call.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._open: list[tuple[str, Any, Any]] = []
         self._started = time.perf_counter()
         self._away = 0.0
@@ -46,17 +47,21 @@ class Clock:
             self._away += time.perf_counter() - left
 
     def collect(self) -> dict[str, float]:
-        """Give the seconds of each part since the last call."""
+        """Give the seconds of each part that has ended since the last call."""
         seconds: dict[str, float] = {}
+        waiting = []
         for name, start, end in self._open:
+            if self._cuda and not end.query():
+                waiting.append((name, start, end))
+                continue
             took = start.elapsed_time(end) / 1000 if self._cuda else end - start
             seconds[name] = seconds.get(name, 0.0) + took
-        self._open.clear()
+        self._open = waiting
         return seconds
 
     def _mark(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event

@@ -222,7 +222,7 @@ class SpecDecoder:
         with self._exclusive(), closing(self._run(rows(), verifier, Stats(), constrained)) as run:
             for done in run:
                 ended = [row for row in done.batch.rows if row.finished]
-                ready.extend((keys.pop(row.id), self._result(row, verifier)) for row in ended)
+                ready.extend((keys.pop(row.id), row.error or self._result(row, verifier)) for row in ended)
                 while ready:
                     yield ready.popleft()
             yield from ready
@@ -230,6 +230,9 @@ class SpecDecoder:
     def _rounds(self, rows: list[Row], verifier: Verifier) -> Generator[Round, None, None]:
         with self._exclusive():
             yield from self._run(rows, verifier, Stats(), _constrained(rows))
+        for row in rows:
+            if row.error is not None:
+                raise row.error
 
     def _stream(
         self, row: Row, verifier: Verifier, watch: Callable[[Round], object] | None
@@ -266,6 +269,8 @@ class SpecDecoder:
 
     def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
         assert row.finished is not None
+        if row.error is not None:
+            raise row.error
         if row.text is None and self.tokenizer is not None:
             row.text = RowText(self.tokenizer)
             row.text.add(row.output)

@@ -220,16 +220,24 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
             raise _violation(name, f"`{part}` must be {_name(dtype)} {expected}, not {_described(tensor)}")
         if tensor.device != context.device:
             raise _violation(name, f"`{part}` must be on {context.device}, not on {tensor.device}")
+    _check_host_values(draft, rows, name)
+    if draft.nodes and draft.width > 1 and not can.makes_trees:
+        raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
+    if draft.nodes and draft.probs is None and can.laws and can.laws <= set(_NEEDS_Q):
+        raise _violation(name, "its law is sampled, but it gave no q (`probs`)")
+
+
+def _check_host_values(draft: Draft, rows: int, name: str) -> None:
+    """Check what the host reads without a transfer."""
+    for part, values in (("counts", draft.counts), ("sources", draft.sources)):
+        if values is not None and len(values) != rows:
+            raise _violation(name, f"`{part}` must have {rows} entries, not {len(values)}")
     if not all(isinstance(bound, int) for bound in (draft.depth, draft.width)):
         raise _violation(name, f"depth and width must be int, not {draft.depth!r} and {draft.width!r}")
     if draft.nodes and (draft.depth < 1 or draft.width < 1):
         raise _violation(
             name, f"a draft with nodes has depth and width of at least 1, not {draft.depth} and {draft.width}"
         )
-    if draft.nodes and draft.width > 1 and not can.makes_trees:
-        raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
-    if draft.nodes and draft.probs is None and can.laws and can.laws <= set(_NEEDS_Q):
-        raise _violation(name, "its law is sampled, but it gave no q (`probs`)")
 
 
 def _dimensions(value: object) -> int:

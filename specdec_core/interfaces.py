@@ -220,8 +220,8 @@ class CachedModel(Protocol):
         """Feed what is pending and then nodes; return the logits after them.
 
         tokens: int64 [B, m], the nodes to feed; parents: int64 [B, fed + m], of all nodes of this round so
-        far, of which the first `fed` were fed before. The call with fed = 0 feeds the pending tokens too
-        and returns [B, 1 + m, V], index 0 after the last pending token; later calls return [B, m, V].
+        far, of which the first `fed` were fed before. A round's first call feeds the pending tokens too and
+        returns [B, 1 + m, V], index 0 after the last pending token; later calls return [B, m, V].
         """
 
     def keep(self, outcome: Outcome) -> None:

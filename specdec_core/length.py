@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from specdec_core.draft import Draft
 from specdec_core.interfaces import Budget, Capabilities, Outcome
 from specdec_core.rows import Batch
+
+
+class LengthPolicy(Protocol):
+    """Decides each round how much may be drafted, from what is known before the draws."""
+
+    def budget(self, batch: Batch) -> Budget:
+        """Say how much these rows may draft."""
+
+    def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
+        """Learn from a round: what was drafted and committed, and the seconds of its parts."""
 
 
 @dataclass(frozen=True)
@@ -26,5 +38,5 @@ class FixedLength:
         """Leave room for the token that a round adds of its own."""
         return Budget([max(min(self.depth, row.room - 1), 0) for row in batch.rows], self.nodes)
 
-    def update(self, outcome: Outcome) -> None:
+    def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
         """Learn nothing."""

@@ -12,7 +12,7 @@ from specdec_core.clock import Clock
 from specdec_core.draft import Draft
 from specdec_core.guard import GuardedDrafter
 from specdec_core.interfaces import Outcome, Verifier
-from specdec_core.length import FixedLength
+from specdec_core.length import LengthPolicy
 from specdec_core.rows import Batch
 from specdec_core.sampling import distributions
 from specdec_core.scheduler import Scheduler
@@ -34,7 +34,7 @@ def rounds(
     target: Target,
     drafter: GuardedDrafter,
     verifier: Verifier,
-    length: FixedLength,
+    length: LengthPolicy,
     clock: Clock,
 ) -> Generator[Round, None, None]:
     """Generate until every row has ended; rows are released also when the consumer stops early."""
@@ -55,8 +55,8 @@ def rounds(
             outcome = target.keep(outcome)
             with clock.part("draft"):
                 drafter.observe(outcome)
-            length.update(outcome)
             seconds = batch.count_time(clock)
+            length.update(batch, checked.draft, outcome, seconds)
             with clock.away():
                 yield Round(batch, checked.draft, outcome, seconds)
     finally:

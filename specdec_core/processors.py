@@ -169,6 +169,7 @@ def _custom(scores: Tensor, params: Sequence[SamplingParams], history: History) 
         for length in sorted(set(lengths[row])) if p.logits_processors else ():
             at = [i for i, n in enumerate(lengths[row]) if n == length]
             ids, values = history.ids[row, at, :length], scores[row, at]
+            ids = ids.clamp(0, scores.shape[-1] - 1)  # a drafted id may lie outside: then nobody reads this
             for processor in p.logits_processors:
                 values = processor(ids, values)
             scores[row, at] = values.to(scores.dtype)

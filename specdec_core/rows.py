@@ -12,6 +12,7 @@ from specdec_core.clock import Clock
 from specdec_core.constraints import Walk
 from specdec_core.context import RoundContext, TokenBuffer
 from specdec_core.draft import Verdict
+from specdec_core.errors import ConstraintError
 from specdec_core.guard import CheckedDraft
 from specdec_core.history import History, node_paths
 from specdec_core.interfaces import Outcome
@@ -39,6 +40,7 @@ class Row:
     began: float = 0.0  # when it was admitted, on the run's clock
     tokens: list[int] = field(default_factory=list)  # committed, prompt included
     finished: FinishReason | None = None
+    error: ConstraintError | None = None  # why it has no result
     text: RowText | None = None  # kept while generating only where stops or a stream need it
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -72,15 +74,24 @@ class Row:
         """Append a block, cut where the row ends; return how many tokens were kept."""
         kept, self.finished = cut(tokens, self.room, self.eos, self._room_reason)
         if self.walk is not None:
-            kept = self.walk.commit(tokens[:kept])
-            if self.walk.ended:
-                self.finished = FinishReason.STOP
+            kept = self._constrained(self.walk, tokens[:kept])
         if self.text is not None:
             kept = self.text.add(tokens[:kept])
             if self.text.stopped:
                 self.finished = FinishReason.STOP
         self.tokens += tokens[:kept]
         self.stats.count_round(drafted, accepted=len(tokens) - 1, new=kept, source=source)
+        return kept
+
+    def _constrained(self, walk: Walk, tokens: list[int]) -> int:
+        """Let the constraint follow; a row that it leaves nothing to say ends, and the others go on."""
+        try:
+            kept = walk.commit(tokens)
+        except ConstraintError as error:
+            self.error, self.finished = error, FinishReason.STOP
+            return 0
+        if walk.ended:
+            self.finished = FinishReason.STOP
         return kept
 
 

@@ -32,7 +32,7 @@ class Scheduler:
         self._nodes = max(nodes, drafter.capabilities.nodes)  # the guard lets drafts be that wide
         self._active: list[Row] = []
         self._free = list(range(max_batch))
-        self._fed: set[tuple[int, ...]] = set()  # prompts that were shared out
+        self._fed: set[int] = set()  # hashes of prompts that were fed: at worst a row goes a round early
         self._buffer = TokenBuffer(target.device)
 
     def next(self) -> Batch | None:
@@ -60,10 +60,10 @@ class Scheduler:
             row
             for row in rows
             if not self._target.shares(len(row.prompt))
-            or row.prompt in self._fed
+            or hash(row.prompt) in self._fed
             or firsts.setdefault(row.prompt, row) is row
         ]
-        self._fed.update(firsts)
+        self._fed.update(map(hash, firsts))
         return chosen
 
     def close(self) -> None:

@@ -97,7 +97,8 @@ class Target:
                 paths=([],),
                 finished=(None,),
                 fed=(fed,),
-                hidden=forward.hidden,
+                # right-aligned where the columns were rounded up
+                hidden={layer: states[:, -fed:] for layer, states in forward.hidden.items()},
             )
 
     def score(self, batch: Batch, checked: CheckedDraft) -> Tensor:

@@ -328,6 +328,49 @@ def test_what_breaks_a_rule_is_cut_before_it_is_fed(cut: str) -> None:
     assert bool(broken) == bool(rule)
 
 
+@pytest.mark.parametrize("breach", ["an undeclared law", "a sampled law without q", "NaN in q"])
+def test_a_row_that_cannot_be_verified_loses_its_draft(breach: str) -> None:
+    """B102: that row alone."""
+    spoil, rule, _ = BREACHES[breach]
+    draft = Draft.chains([[1, 2, 3]] * 3)
+    spoiled = spoil(draft.for_rows([1]), Budget([3], 3))
+    laws = torch.cat([draft.laws[:1], spoiled.laws, draft.laws[:1]])
+    probs = None if spoiled.probs is None else spoiled.probs.expand(3, -1, -1)
+    can = Capabilities(frozenset({DraftLaw.ONE_HOT, DraftLaw.SAMPLED}), max_depth=3)
+    checked = check_values(replace(draft, laws=laws, probs=probs), Budget([3, 3, 3], 3), can, VOCAB)
+    assert checked.flags is not None
+    assert checked.counts is not None
+    assert checked.counts.tolist() == [3, 0, 3]
+    assert [flag > 0 for flag in checked.flags.tolist()] == [False, True, False]
+    assert (checked.draft.parents[1] == HOLE).all()
+    [text] = [text for bit, text in enumerate(RULES) if int(checked.flags[1]) >> bit & 1]
+    assert rule in text
+
+
+@pytest.mark.parametrize("breach", ["a sampled law without q", "NaN in q", "a negative q"])
+def test_a_draft_without_a_usable_q_does_not_reach_a_verifier_that_reads_it(
+    breach: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B102: and the warning says what that may have done to the law."""
+    spoil, _, options = BREACHES[breach]
+    drafter = Faulty(spoil, at=0, **options)
+    drafter.script = lambda ask: [1, 2, 3, 4][: ask.depth]
+    decoder = SpecDecoder(tiny_llama(), drafter=drafter, verifier="rejection")
+    result = decoder.generate(PROMPT, SAMPLED_PARAMS)
+    assert len(result.token_ids) == 14
+    [warning] = warnings_of(caplog)
+    assert "off the target's law" in warning
+
+
+def test_bounds_that_are_far_too_large_cost_nothing() -> None:
+    """B102: depth and width are bounds; loops go no further than there are nodes."""
+    model = tiny_llama()
+    drafter = Faulty(lambda draft, budget: replace(draft, depth=10**12, width=10**12), at=0, **TREE)
+    result = SpecDecoder(model, drafter=drafter, strict=True).generate(PROMPT, greedy(14))
+    assert result.token_ids == base(model, PROMPT, 14)
+    assert result.stats.rounds < 6
+
+
 def test_holes_are_no_breach() -> None:
     """B102: a draft may be wider than its nodes, which may stand anywhere."""
     model = tiny_llama()

@@ -147,6 +147,17 @@ def test_ten_rounds_of_second_children_leave_the_cache_of_a_cold_prefill(path: l
     assert row.output == base(model, prompt, 40)
 
 
+@pytest.mark.parametrize("total", range(61, 67))
+def test_a_tree_has_room_behind_the_last_tokens(total: int) -> None:
+    """B08, B60: caches are made in steps; a wide block at the end of a row does not fit by chance."""
+    model, prompt = tiny_llama(), ids(40, 7)
+    drafter = ScriptedDrafter(
+        planted(BINARY, [], oracle(model, prompt)), depth=3, nodes=len(BINARY), trees=True
+    )
+    result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, greedy(total - 40))
+    assert result.token_ids == base(model, prompt, total - 40)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_after_every_round_the_cache_holds_all_but_the_last_token(name: str) -> None:
     """B07: for prompts in chunks, in a batch."""

@@ -243,7 +243,7 @@ def test_times_are_booked_where_they_are_spent(monkeypatch: pytest.MonkeyPatch) 
     assert stats.prefill_seconds >= 2 * 0.02
     assert stats.time_to_first_token is not None
     assert stats.time_to_first_token >= 0.07
-    assert stats.other_seconds < 0.05 + stats.total_seconds / 4
+    assert stats.other_seconds < 0.1 + stats.total_seconds / 2
     check_identities(stats)
 
 

@@ -50,6 +50,7 @@ class FixedSteps:
     def drop(self) -> None:
         """Forget every captured graph."""
         self._steps.clear()
+        self._pool = None
 
     def run(self, key: Hashable, inputs: Inputs, forward: Callable[[Inputs], Outputs]) -> Outputs:
         """Copy the inputs into the key's fixed tensors and run; outputs are valid until the next run."""

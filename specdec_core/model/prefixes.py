@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+_ADAPTER_STATE = ("active_adapters", "disable_adapters", "merged", "scaling")  # of a PEFT layer
 LEAST = 8  # shorter common prefixes are not worth a copy
 
 
@@ -38,19 +39,22 @@ class Prefixes:
                 best, longest = place, common
         return (best, longest) if best >= 0 else (-1, 0)
 
-    def check_weights(self) -> None:
-        """Forget everything if a weight was written or another adapter is active since the last check."""
-        written = tuple((id(weight), weight._version) for weight in self._model.parameters())
-        adapters = tuple(
-            str(getattr(m, "active_adapters", "")) for m in self._model.modules() if hasattr(m, "base_layer")
-        )
-        merged = tuple(
-            bool(getattr(m, "merged", False)) for m in self._model.modules() if hasattr(m, "base_layer")
-        )
-        weights = (written, adapters, merged)
-        if weights != self._weights:
-            self._weights = weights
+    def check_weights(self) -> bool:
+        """Forget everything if a weight was written, or adapters switched, since the last check; say whether.
+
+        Writing through `weight.data` leaves no trace: whoever does that builds a new decoder.
+        """
+        weights = [(id(w), 0 if w.is_inference() else w._version) for w in self._model.parameters()]
+        adapters = [
+            [repr(getattr(module, name, None)) for name in _ADAPTER_STATE]
+            for module in self._model.modules()
+            if hasattr(module, "base_layer")
+        ]
+        changed = self._weights not in (None, (weights, adapters))
+        if changed:
             self._tokens.clear()
+        self._weights = (weights, adapters)
+        return changed
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

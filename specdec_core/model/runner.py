@@ -21,6 +21,7 @@ from specdec_core.model.shapes import Shape
 from specdec_core.model.tree import Tree, lay_out
 
 DEFAULT_CHUNK = 512
+_MOST_FIXED_COLUMNS = 8  # pending tokens of a block that runs at fixed shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,17 +102,19 @@ class Runner:
         self._prefixes = Prefixes(self.model)
         self._held: dict[int, int] = {}  # place -> slots held
         self._nodes: dict[int, int] = {}  # place -> nodes fed this round
+        self._fresh: set[int] = set()  # admitted, and not looked for a known prefix yet
         self.calls = 0
 
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
-        if not self._held:
-            self._prefixes.check_weights()
+        if not self._held and self._prefixes.check_weights():
+            self.steps.drop()  # graphs hold the old adapters and weights
         room = 1
         for place, prompt, params in zip(rows.places, rows.prompts, rows.params, strict=True):
             room = max(room, len(prompt) + params.max_new_tokens)
             self._held[place] = 0 if self._lender is None else self._lender._held.get(place, 0)
             self._nodes[place] = 0
+            self._fresh.add(place)
         if self.context_limit is not None:
             room = min(room, self.context_limit)
         self.cache.reserve(max(rows.places, default=0) + 1, room + nodes)
@@ -160,8 +163,9 @@ class Runner:
         if self._lender is not None:
             return self._lender.adopt(context)
         for i, place in enumerate(context.places):
-            if self._held[place]:
+            if place not in self._fresh:
                 continue
+            self._fresh.discard(place)
             tokens = context.row_tokens(i)
             source, count = (-1, 0) if self.hidden_layers else self._prefixes.find(tokens)
             if count and source != place:
@@ -187,7 +191,8 @@ class Runner:
         for place, path, said in zip(outcome.places, outcome.paths, outcome.tokens, strict=True):
             kept = _leading(path, self._nodes[place])
             base = self._held[place]
-            self._prefixes.note(place, base, said[: len(kept)])
+            if kept:
+                self._prefixes.note(place, base, said[: len(kept)])
             self._held[place] += len(kept)
             self._nodes[place] = 0
             if kept != list(range(len(kept))):
@@ -208,31 +213,40 @@ class Runner:
     @torch.no_grad()
     def _feed(self, block: _Block) -> Forward:
         """Run one block over the contiguous range of places that holds its rows."""
-        first, shape = min(block.places), self._shape(block)
-        if self.steps.capture is not Capture.OFF:
-            first = 0
+        fixed = self._is_fixed(block)
+        first, shape = 0 if fixed else min(block.places), self._shape(block, fixed)
+        if fixed:
             self.cache.reserve(shape.rows, 0)
         at = [place - first for place in block.places]
-        outputs = self._run(self._inputs(block, at, shape), first, shape, block.span())
+        span = None if fixed else block.span()  # where a row stands must not be part of a captured graph
+        outputs = self._run(self._inputs(block, at, shape), first, shape, span, fixed)
         for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
-            self._prefixes.note(place, end - len(tokens), tokens)
+            if self._lender is None:
+                self._prefixes.note(place, end - len(tokens), tokens)
             self._held[place] = end
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
         self.calls += 1
-        if at != list(range(shape.rows)):
+        if at == list(range(len(at))):
+            outputs = tuple(output[: len(at)] for output in outputs)
+        else:
             outputs = tuple(output[at] for output in outputs)
-        kept = block.nodes + (1 if block.fed == 0 else 0)
+        kept = block.nodes + (1 if shape.columns else 0)
         hidden = dict(zip(self.hidden_layers, outputs[1:], strict=True))
         fed = tuple(map(len, block.pending))
         return Forward(outputs[0][:, :kept], hidden, shape.columns, fed)
 
-    def _shape(self, block: _Block) -> Shape:
+    def _is_fixed(self, block: _Block) -> bool:
+        """Whether a block runs at fixed shapes: prompts do not, their shapes are many and used once."""
+        short = max(map(len, block.pending)) <= _MOST_FIXED_COLUMNS
+        return short and self.steps.capture is not Capture.OFF
+
+    def _shape(self, block: _Block, fixed: bool) -> Shape:
         rows = max(block.places) + 1 - min(block.places)
         columns = max(map(len, block.pending))
         view = max(block.ends) + block.fed + block.nodes
         shape = Shape(rows, columns, block.nodes, block.fed, view)
-        if self.steps.capture is Capture.OFF:
+        if not fixed:
             return shape
         return replace(shape, rows=max(block.places) + 1).bucketed(self.cache.slots)
 
@@ -252,16 +266,19 @@ class Runner:
             inputs |= _spread(block.tokens.clamp(0, self._embeddings - 1), block.tree, at, shape)
         return inputs
 
-    def _run(self, inputs: Inputs, first: int, shape: Shape, span: tuple[int, int] | None) -> Outputs:
-        def forward(fixed: Inputs) -> Outputs:
-            # Where a row stands (its span) must not be part of a captured graph.
-            return self._model_forward(fixed, first, shape, span if exact else None)
+    def _run(
+        self, inputs: Inputs, first: int, shape: Shape, span: tuple[int, int] | None, fixed: bool
+    ) -> Outputs:
+        def forward(tensors: Inputs) -> Outputs:
+            return self._model_forward(tensors, first, shape, span)
 
-        exact = self.steps.capture is Capture.OFF
         if self._moves != self.cache.moves:  # graphs hold the addresses of buffers that are gone
             self._moves = self.cache.moves
             self.steps.drop()
-        return forward(inputs) if exact else self.steps.run(shape, inputs, forward)
+        if not fixed:
+            return forward(inputs)
+        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: no change
+            return self.steps.run(shape, inputs, forward)
 
     def _model_forward(self, x: Inputs, first: int, shape: Shape, span: tuple[int, int] | None) -> Outputs:
         """Everything a captured graph holds: layout, masks, the model itself."""
@@ -272,7 +289,7 @@ class Runner:
         windows, trash = self.plan.distinct, self.cache.trash
         where = lay_out(x["held"], x["pending"], tree, shape.columns, shape.fed, shape.view, windows, trash)
         self.cache.aim(first, where.slots, shape.view, span)
-        keep = max(shape.nodes + (1 if shape.fed == 0 else 0), 1)
+        keep = shape.nodes + (1 if shape.columns else 0)
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep

@@ -80,9 +80,9 @@ def test_attention_without_masks_is_switched_to_sdpa_and_one_line_says_so(
     assert lines == [f"attention '{chosen}' takes no tree mask: the model now uses 'sdpa'"]
 
 
-def test_a_model_that_cannot_be_switched_is_refused() -> None:
+def test_a_model_that_cannot_be_switched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("gpt_oss", window=8, fresh=True)
-    model.config._attn_implementation = "flash_attention_2"
+    monkeypatch.setattr(type(model.config), "_attn_implementation", "flash_attention_2")
     with pytest.raises(UnsupportedModel) as raised:
         SpecDecoder(model)
     assert str(raised.value).startswith(

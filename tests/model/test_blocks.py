@@ -176,23 +176,23 @@ def test_what_one_round_fed_is_forgotten_by_the_next() -> None:
 
 
 def test_padding_never_writes_where_a_row_may() -> None:
-    """Rows may fill what was reserved to the last slot."""
+    """Rows may fill what was reserved to the last slot, and sit between those of a later block."""
     rng = random.Random(3)
     runner = Runner(tiny_model())
-    texts = {0: random_tokens(rng, 60), 1: random_tokens(rng, 2), 2: random_tokens(rng, 40)}
+    texts = {0: random_tokens(rng, 2), 1: random_tokens(rng, 60), 2: random_tokens(rng, 40)}
     admit(runner, texts, nodes=4, new=0)  # 64 slots, and one more for padding
-    parents = torch.tensor([[-1, 0, 1, 2], [-1, HOLE, HOLE, HOLE], [HOLE] * 4])
+    parents = torch.tensor([[-1, HOLE, HOLE, HOLE], [-1, 0, 1, 2], [HOLE] * 4])
     tokens = [random_tokens(rng, 4) for _ in texts]
     logits = runner.extend(View(texts), torch.tensor(tokens), parents)
     for place, text in texts.items():
         check_tree(runner.model, logits[place], text, tokens[place], parents[place].tolist())
-    runner.keep(outcome({0: [0, 1, 2, 3], 1: [], 2: []}))
-    assert runner.held(0) == 64
-    check_cache(runner, {0: [*texts[0], *tokens[0]]})
-    del texts[0]
-    texts[1].append(3)
-    runner.extend(View(texts), torch.tensor(tokens[1:]), parents[1:])
-    check_cache(runner, {0: [*random_tokens(random.Random(3), 60), *tokens[0]]})
+    runner.keep(outcome({0: [], 1: [0, 1, 2, 3], 2: []}))
+    full = {1: texts.pop(1) + tokens[1]}
+    assert runner.held(1) == 64
+    texts[0].append(3)
+    texts[2].append(4)
+    runner.extend(View(texts), torch.tensor(tokens[:2]), parents[:2])
+    check_cache(runner, full)
 
 
 def test_a_row_that_was_not_drafted_for_keeps_its_prefix() -> None:

@@ -302,7 +302,11 @@ class FakeCuda:
 
     def __init__(self, fail: bool = False) -> None:
         self.captures, self.replays, self.fail = 0, 0, fail
-        self.graph_pool_handle = object
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("Stream", "current_stream", "stream", "CUDAGraph", "graph"):
+            patch.setattr(torch.cuda, name, getattr(self, name))
+        patch.setattr(torch.cuda, "graph_pool_handle", object)
 
     def Stream(self) -> Any:
         return SimpleNamespace(wait_stream=lambda other: None)
@@ -330,7 +334,7 @@ def doubled(x: Inputs) -> Outputs:
 
 def test_a_shape_is_captured_at_its_second_use_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
-    monkeypatch.setattr("specdec_core.model.graphs.torch.cuda", cuda)
+    cuda.install(monkeypatch)
     steps = FixedSteps(Capture.GRAPHS)
     forwards: list[int] = []
 
@@ -346,7 +350,7 @@ def test_a_shape_is_captured_at_its_second_use_and_then_replayed(monkeypatch: py
         cuda.replays += 1
         step.outputs[0].copy_(step.inputs["a"] * 2)
 
-    monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=replay))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=replay))
     (second,) = steps.run("key", {"a": torch.full((2,), 3.0)}, forward)
     assert (cuda.captures, cuda.replays) == (1, 1)
     assert second.tolist() == [6, 6]
@@ -367,7 +371,7 @@ def test_where_capturing_fails_forwards_run_eagerly_and_one_line_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda = FakeCuda(fail=True)
-    monkeypatch.setattr("specdec_core.model.graphs.torch.cuda", cuda)
+    cuda.install(monkeypatch)
     steps = FixedSteps(Capture.GRAPHS)
     with caplog.at_level(logging.WARNING, "specdec"):
         for value in (1.0, 2.0, 3.0, 4.0):
@@ -384,7 +388,7 @@ def test_where_capturing_fails_forwards_run_eagerly_and_one_line_says_why(
 def test_a_decoder_whose_captures_fail_is_lossless(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("specdec_core.model.graphs.torch.cuda", FakeCuda(fail=True))
+    FakeCuda(fail=True).install(monkeypatch)
     model = tiny_model()
     decoder = SpecDecoder(model, capture=Capture.FIXED)
     decoder.target.runner.steps.capture = Capture.GRAPHS

@@ -229,3 +229,22 @@ def test_a_forward_that_hangs_on_the_model_is_not_the_short_ones(hooked: str) ->
         assert distance(apply_head(model, states(model)[LAYERS]), model(input_ids=IDS).logits) < ROUNDING
     said = base(model, IDS[0].tolist(), 16)
     assert SpecDecoder(model).generate(IDS[0].tolist(), greedy(16)).token_ids == said
+
+
+def test_accelerates_hooks_work_for_the_short_model_too() -> None:
+    """They may be what brings weights to the device."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    seen: list[nn.Module] = []
+
+    class Watch(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            seen.append(module)
+            return args, kwargs
+
+    model: Any = tiny_model(fresh=True, layers=LAYERS)
+    hooks.add_hook_to_module(model.model, Watch())
+    short: Any = first_layers(model, 2)
+    with torch.no_grad():
+        short(input_ids=IDS, use_cache=False)
+    assert seen == [short.model]
+    assert seen != [model.model]
