@@ -42,7 +42,11 @@ def small_model_source(target: TargetInfo, config: OwnModelConfig, drafter: str)
         raise UsageError(
             f"drafter {drafter!r} needs a model, and this target ships none: write {drafter}:model=ID_OR_PATH"
         )
-    return Source(target.cached(own_model(wanted, config, target)), target.vocab_size, borrowed=False)
+    try:
+        model = own_model(wanted, config, target)
+    except UsageError as error:
+        raise UsageError(f"drafter {drafter!r}: {error}") from error
+    return Source(target.cached(model), target.vocab_size, borrowed=False)
 
 
 def early_exit_source(target: TargetInfo, layer: int | None) -> Source:

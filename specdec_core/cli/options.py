@@ -109,7 +109,12 @@ MaxBatch = Annotated[
 ]
 Overwrite = Annotated[bool, _batch("--overwrite", help="Begin the output anew.")]
 Drafter = Annotated[
-    str, _drafting(metavar="NAME[:K=V,...]", help="What proposes tokens; `specdec drafters` lists them.")
+    str,
+    _drafting(
+        metavar="NAME[:K=V,...]",
+        help="What proposes tokens; `specdec drafters` lists them. Several, as in "
+        "prompt_lookup,small_model:model=X, are tried in order, row by row.",
+    ),
 ]
 Verifier = Annotated[
     str,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.import_utils import is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from specdec_core.errors import InvalidParameter, UnsupportedModel
+
+logger = logging.getLogger("specdec")
 
 _DTYPES = {
     "float32": torch.float32,
@@ -69,6 +73,10 @@ def _source(target: str, revision: str | None, offline: bool) -> tuple[str, dict
         raise InvalidParameter(f"target {target!r} is a file; name a model folder or a hub id")
     if not folder.is_dir() and (folder.is_absolute() or target.startswith(("./", "../", "~"))):
         raise InvalidParameter(f"target {target!r} does not exist; name a model folder or a hub id")
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", _ADAPTER)):
+        raise InvalidParameter(f"target {target!r} has no config.json, so it is no model folder")
+    if not folder.is_dir() and not offline and try_to_load_from_cache(target, "config.json") is None:
+        logger.warning("no folder %r is here: asking the hub for it", target)
     if folder.is_dir() and revision is not None:
         raise InvalidParameter(
             f"revision={revision!r} needs a hub id, and {target!r} is a folder; leave it out"
