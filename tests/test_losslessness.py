@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import (
+    VOCAB,
     Ask,
     ScriptedDrafter,
     accepting,
     base,
     decoder_for,
     depth_of,
+    following,
     greedy,
     ids,
     oracle,
     planted,
     registered_drafters,
+    sampled,
     tiny_llama,
     wrong,
 )
 from tiny import tiny_model
 from transformers import DynamicCache
 
-from specdec_core import Capture, SpecDecoder
+from specdec_core import HOLE, ROOT, Capture, SamplingParams, SpecDecoder
 
 PROMPTS = [[10], ids(2), ids(5, 1), [3, 4, 5, 6] * 5, ids(40, 2)]
 DRAFTERS = registered_drafters()
@@ -263,3 +270,53 @@ def test_wrong_drafts_alone_cost_rounds_and_nothing_else() -> None:
     assert result.token_ids == base(model, prompt, 20)
     assert (result.stats.rounds, result.stats.accepted_tokens) == (20, 0)
     assert result.stats.drafted_tokens == sum(min(8, 19 - i) for i in range(20))
+
+
+def random_tree(random: Random, ahead: Any, ask: Ask) -> list[tuple[int, int]]:
+    """A tree of up to eight nodes with holes, at most three children each, most tokens right."""
+    right, nodes, depths = ahead(ask.tokens, 8), list[tuple[int, int]](), list[int]()
+    for node in range(random.randrange(9) if ask.depth else 0):
+        parent = random.choice([ROOT, ROOT, *range(node)])
+        depth = 1 if parent == ROOT else depths[parent] + 1
+        full = [above for _, above in nodes].count(parent) == 3
+        if depth > ask.depth or full or (parent >= 0 and depths[parent] == 0):
+            parent, depth = HOLE, 0
+        known = 0 < depth <= len(right) and random.random() < 0.7
+        nodes.append((right[depth - 1] if known else random.randrange(VOCAB), parent))
+        depths.append(depth)
+    return nodes
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    random=st.randoms(use_true_random=False),
+    rows=st.lists(
+        st.tuples(st.sampled_from([1, 2, 7, 20, 60, 64]), st.integers(0, 12)), min_size=1, max_size=4
+    ),
+    places=st.integers(1, 3),
+    chunk=st.sampled_from([2, 16, 512]),
+    capture=st.sampled_from([Capture.OFF, Capture.FIXED]),
+    window=st.booleans(),
+)
+def test_any_trees_in_any_batch_are_lossless(
+    random: Random, rows: list[tuple[int, int]], places: int, chunk: int, capture: Capture, window: bool
+) -> None:
+    """B01, B08, B54, B55, B60: up to the context limit, greedy and sampled rows side by side, two calls."""
+    model: Any = tiny_model("mistral", window=8, context=64) if window else tiny_llama(context=64)
+    prompts = [ids(length, 9) for length, _ in rows]
+    params = [
+        SamplingParams(max_new_tokens=n, temperature=i % 3 / 2, seed=i) for i, (_, n) in enumerate(rows)
+    ]
+    plain = []
+    for prompt, one in zip(prompts, params, strict=True):
+        n = min(one.max_new_tokens, 64 - len(prompt))
+        plain.append(
+            base(model, prompt, n) if one.greedy else sampled(model, prompt, one.replace(max_new_tokens=n))
+        )
+    ahead = following(*([*prompt, *said] for prompt, said in zip(prompts, plain, strict=True)))
+    drafter = ScriptedDrafter(partial(random_tree, random, ahead), depth=4, nodes=8, trees=True)
+    decoder = SpecDecoder(
+        model, drafter=drafter, strict=True, max_batch=places, prefill_chunk=chunk, capture=capture
+    )
+    for _ in range(2):
+        assert [one.token_ids for one in decoder.generate(prompts, params)] == plain
