@@ -60,7 +60,7 @@ def main() -> None:
 
 def _ways(model: Any, drafters: list[str]) -> dict[str, Way]:
     def ours(drafter: str) -> Way:
-        decoder = SpecDecoder(model, drafter=drafter)
+        decoder = SpecDecoder(model, drafter=drafter, reuse_prefixes=False)  # transformers feeds prompts anew
         eos = model.generation_config.eos_token_id
 
         def way(ids: tuple[int, ...], tokens: int) -> list[int]:

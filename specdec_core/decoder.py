@@ -54,6 +54,7 @@ class SpecDecoder:
         draft_tokens: depth to draft each round; None: the drafter's own.
         max_batch: most rows at once; further prompts wait for a place.
         strict: raise when a drafter fails or breaks its contract, instead of going on without it.
+        reuse_prefixes: feed what rows or calls have in common at the start only once; off for measurements.
         prefill_chunk: most prompt tokens of one forward.
         capture: how forwards run; None: CUDA graphs on a GPU, eagerly elsewhere.
         registry: where plugins are looked up; None: all installed ones.
@@ -74,6 +75,7 @@ class SpecDecoder:
         draft_tokens: int | None = None,
         max_batch: int = 8,
         strict: bool = False,
+        reuse_prefixes: bool = True,
         prefill_chunk: int = DEFAULT_CHUNK,
         capture: Capture | None = None,
         registry: Registry | None = None,
@@ -87,7 +89,14 @@ class SpecDecoder:
             check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
         self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
         with _plain_mode(), _evaluating(model):
-            self.target = Target(model, tokenizer, max_rows=max_batch, chunk=prefill_chunk, capture=capture)
+            self.target = Target(
+                model,
+                tokenizer,
+                max_rows=max_batch,
+                chunk=prefill_chunk,
+                reuse_prefixes=reuse_prefixes,
+                capture=capture,
+            )
             self._bind()
         self._check_trees()
         self.target.serve(self.drafter.capabilities)

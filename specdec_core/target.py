@@ -39,11 +39,12 @@ class Target:
         *,
         max_rows: int,
         chunk: int = DEFAULT_CHUNK,
+        reuse_prefixes: bool = True,
         capture: Capture | None = None,
     ) -> None:
         if capture is None:
             capture = Capture.GRAPHS if next(model.parameters()).is_cuda else Capture.OFF
-        self.runner = Runner(model, chunk=chunk, capture=capture)
+        self.runner = Runner(model, chunk=chunk, capture=capture, reuse_prefixes=reuse_prefixes)
         self.model = self.runner.model
         self.tokenizer, self.max_rows, self.chunk = tokenizer, max_rows, chunk
         self.config = self.model.config.get_text_config(decoder=True)
@@ -79,7 +80,7 @@ class Target:
 
     def shares(self, prompt: int) -> bool:
         """Whether rows of one prompt of this length feed it only once."""
-        return prompt > LEAST and not self.runner.hidden_layers
+        return prompt > LEAST and self.runner.reuses_prefixes and not self.runner.hidden_layers
 
     def prefill(self, batch: Batch) -> Iterator[Outcome]:
         """Feed the earlier chunks of long prompts; yield what drafters may observe of each call."""
@@ -129,7 +130,12 @@ class Target:
         Raises:
             UnsupportedModel: its state cannot be rolled back.
         """
-        runner = Runner(model, chunk=self.chunk, capture=self.runner.steps.capture)
+        runner = Runner(
+            model,
+            chunk=self.chunk,
+            capture=self.runner.steps.capture,
+            reuse_prefixes=self.runner.reuses_prefixes,
+        )
         runner.trees = probe(runner).trees
         return runner
 

@@ -84,6 +84,13 @@ def test_an_exception_in_a_forward_leaves_no_wrong_prefix(monkeypatch: pytest.Mo
         assert decoder.generate(prompt, greedy(8)).token_ids == base(tiny_llama(), prompt, 8)
 
 
+def test_it_can_be_switched_off() -> None:
+    decoder = decoder_for(tiny_llama(), reuse_prefixes=False, max_batch=3)
+    results = decoder.generate([PROMPT] * 3, greedy(5)) + decoder.generate([PROMPT], greedy(5))
+    assert [r.stats.reused_tokens for r in results] == [0] * 4
+    assert {r.stats.rounds for r in results} == {results[0].stats.rounds}
+
+
 def test_changed_weights_are_noticed() -> None:
     model = copy.deepcopy(tiny_llama())
     decoder = decoder_for(model)

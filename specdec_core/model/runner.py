@@ -66,6 +66,7 @@ class Runner:
         chunk: most pending tokens of one forward; longer prompts are fed in chunks first.
         lender: the runner whose cache and first layers this one borrows; it writes only behind what the
             lender holds, and what it wrote is forgotten when the lender next feeds or keeps.
+        reuse_prefixes: let rows take over slots of rows that began alike.
         hidden_layers: layers (as in HF's `hidden_states`) whose states every forward returns.
     """
 
@@ -77,6 +78,7 @@ class Runner:
         capture: Capture = Capture.OFF,
         hidden_layers: Sequence[int] = (),
         lender: Runner | None = None,
+        reuse_prefixes: bool = True,
     ) -> None:
         self.model = unwrap(model)
         self.plan: AttentionPlan = plan_attention(self.model) if lender is None else lender.plan
@@ -99,6 +101,7 @@ class Runner:
         self.context_limit = context_limit(config)
         self.dtype: torch.dtype = self.model.dtype
         self.trees = True  # until a probe says otherwise
+        self.reuses_prefixes = reuse_prefixes
         self._prefixes = Prefixes(self.model)
         self._held: dict[int, int] = {}  # place -> slots held
         self._nodes: dict[int, int] = {}  # place -> nodes fed this round
@@ -167,7 +170,9 @@ class Runner:
                 continue
             self._fresh.discard(place)
             tokens = context.row_tokens(i)
-            source, count = (-1, 0) if self.hidden_layers else self._prefixes.find(tokens)
+            source, count = -1, 0
+            if self.reuses_prefixes and not self.hidden_layers:
+                source, count = self._prefixes.find(tokens)
             if count and source != place:
                 self.cache.copy(source, place, count)
             self._prefixes.note(place, 0, tokens[:count])
