@@ -302,7 +302,7 @@ class SpecDecoder:
             self.drafter.bind(self.target)
         except SpecdecError:
             raise
-        except Exception as error:
+        except Exception as error:  # a plugin may raise anything: name it
             raise PluginError(
                 f"drafter {self.drafter.name!r}: bind raised {type(error).__name__}: {error}"
             ) from error

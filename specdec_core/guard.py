@@ -117,7 +117,7 @@ class GuardedDrafter:
     def _fenced(self, call: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever a plugin raises must not end the run
             if not isinstance(error, DrafterError) or not error.drafter:
                 reason = f"{call} raised {type(error).__name__}: {error}"
                 failure = DrafterError(f"drafter {self.name!r}: {reason}", drafter=self.name)
