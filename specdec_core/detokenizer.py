@@ -17,23 +17,26 @@ class Detokenizer:
         self._ids: list[int] = []
         self._start = 0  # where decoding begins: a few tokens before what is not shown yet
         self._shown_ids = 0
+        self._ahead = 0  # characters shown beyond those of `_shown_ids`: before half a character
 
     def add(self, ids: Sequence[int]) -> str:
         """Take committed ids; return the text that is complete with them."""
         self._ids += ids
-        shown = self._decode(self._ids[self._start : self._shown_ids])
+        shown = len(self._decode(self._ids[self._start : self._shown_ids])) + self._ahead
         text = self._decode(self._ids[self._start :])
-        if len(text) <= len(shown) or text.endswith(_UNFINISHED):
-            return ""
-        return self._advance(text[len(shown) :])
+        if text.endswith(_UNFINISHED):
+            chunk = text.rstrip(_UNFINISHED)[shown:]
+            self._ahead += len(chunk)
+            return chunk
+        return self._advance(text[shown:]) if len(text) > shown else ""
 
     def finish(self) -> str:
         """Return what was held back, complete or not."""
-        shown = self._decode(self._ids[self._start : self._shown_ids])
-        return self._advance(self._decode(self._ids[self._start :])[len(shown) :])
+        shown = len(self._decode(self._ids[self._start : self._shown_ids])) + self._ahead
+        return self._advance(self._decode(self._ids[self._start :])[shown:])
 
     def _advance(self, chunk: str) -> str:
-        self._shown_ids = len(self._ids)
+        self._shown_ids, self._ahead = len(self._ids), 0
         self._start = max(self._shown_ids - _OVERLAP, 0)
         while self._start and self._decode(self._ids[self._start : self._shown_ids]).startswith(_UNFINISHED):
             self._start -= 1

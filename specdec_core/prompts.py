@@ -63,15 +63,30 @@ def _encode(prompt: Any, tokenizer: Any | None, index: int | None) -> tuple[int,
         if tokenizer is None:
             raise InvalidParameter(f"{name} is text, and this decoder has no tokenizer; pass token ids")
         ids = tuple(tokenizer(prompt)["input_ids"]) if prompt else ()
-    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+    elif isinstance(prompt, Sequence) and prompt and _is_message(prompt[0]):
         ids = encode_chat(prompt, tokenizer)
     elif _is_ids(prompt):
         ids = tuple(map(int, prompt))
     else:
-        raise InvalidParameter(f"{name} is {type(prompt).__name__}; pass text, token ids or chat messages")
+        raise InvalidParameter(f"{name} {_misfit(prompt)}")
     if not ids:
-        raise InvalidParameter(f"{name} is empty; pass at least one token")
+        several = ", or a list of at least one prompt" if index is None and isinstance(prompt, list) else ""
+        raise InvalidParameter(f"{name} is empty; pass at least one token{several}")
     return ids
+
+
+def _is_message(prompt: Any) -> bool:
+    return isinstance(prompt, Mapping) and "input_ids" not in prompt
+
+
+def _misfit(prompt: Any) -> str:
+    """Say what something is that is no prompt, and what to do about it."""
+    first = prompt[0] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, bytes) else prompt
+    if isinstance(first, Mapping) and "input_ids" in first:
+        return f'is {type(first).__name__}, a tokenizer\'s output; pass its ids alone: ["input_ids"]'
+    if isinstance(prompt, Mapping):
+        return f"is {type(prompt).__name__}; put chat messages into a list"
+    return f"is {type(prompt).__name__}; pass text, token ids or chat messages"
 
 
 def _is_ids(prompt: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from specdec_core.constraints import Walk
@@ -13,7 +13,7 @@ from specdec_core.rng import sample_seed
 from specdec_core.row_text import RowText
 from specdec_core.rows import Row
 from specdec_core.sampling_params import SamplingParams
-from specdec_core.stopping import eos_ids
+from specdec_core.stopping import as_ids, eos_ids
 from specdec_core.target import Target
 
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
@@ -59,6 +59,13 @@ def params_of_each(params: Params, prompts: int) -> list[SamplingParams]:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * prompts
+    given: object = params  # whatever a caller passes
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise InvalidParameter(f"params is {type(given).__name__}; pass a SamplingParams, or a list of them")
+    for i, one in enumerate(given):
+        if not isinstance(one, SamplingParams):
+            kind = type(one).__name__
+            raise InvalidParameter(f"params {i} is {kind}; pass a SamplingParams for each prompt")
     if len(params) != prompts:
         raise InvalidParameter(f"{len(params)} params for {prompts} prompts; pass one for all, or one each")
     return list(params)
@@ -75,9 +82,10 @@ def _walk(params: SamplingParams, eos: frozenset[int], vocab_size: int) -> Walk 
 def _check_params(params: SamplingParams, target: Target) -> None:
     if params.stop and target.tokenizer is None:
         raise InvalidParameter("stop strings need a tokenizer, and this decoder has none; use eos_token_id")
-    named = {
+    named: dict[str, Iterable[int]] = {
         "logit_bias": params.logit_bias,
         "bad_words_ids": [token for word in params.bad_words_ids for token in word],
+        "eos_token_id": as_ids(params.eos_token_id),
     }
     for field, tokens in named.items():
         for token in tokens:

@@ -27,6 +27,12 @@ class FinishReason(StrEnum):
     """The target's context limit is reached."""
 
 
+_NUMBERS = (
+    "max_new_tokens min_new_tokens temperature top_k top_p min_p repetition_penalty presence_penalty "
+    "frequency_penalty no_repeat_ngram_size bad_words_ids logit_bias eos_token_id logprobs n seed"
+).split()
+
+
 class SamplingParams(BaseModel):
     """Options of one generation; everything is off unless asked for.
 
@@ -66,6 +72,20 @@ class SamplingParams(BaseModel):
     n: int = Field(1, ge=1, strict=True, description="samples of each prompt")
     seed: int | None = Field(None, description="seed of the row; None: fresh entropy")
 
+    @field_validator(*_NUMBERS, mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        if _holds_bool(value):  # Python counts True as 1
+            raise ValueError("should be an integer or a number, not a truth value")
+        return value
+
+    @field_validator("bad_words_ids")
+    @classmethod
+    def _no_empty_word(cls, words: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        if () in words:
+            raise ValueError("must not hold an empty sequence")
+        return words
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_or_several(cls, stop: Any) -> Any:
@@ -100,5 +120,11 @@ def _first_fault(error: ValidationError) -> str:
     field = ".".join(str(part) for part in fault["loc"][:1])
     if fault["type"] == "extra_forbidden":
         return f"unknown sampling parameter {field!r}; known: {', '.join(SamplingParams.model_fields)}"
-    message = fault["msg"].removeprefix("Input ")
-    return f"{field}={fault['input']!r} is not allowed: it {message}"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{field}={fault['input']!r} is not allowed: it {message[:1].lower()}{message[1:]}"
+
+
+def _holds_bool(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    return any(map(_holds_bool, value)) if isinstance(value, list | tuple) else isinstance(value, bool)

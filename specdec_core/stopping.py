@@ -14,7 +14,7 @@ def eos_ids(params: SamplingParams, model_ids: frozenset[int]) -> frozenset[int]
         return frozenset()
     if params.eos_token_id is None:
         return model_ids
-    return frozenset(_ids(params.eos_token_id))
+    return frozenset(as_ids(params.eos_token_id))
 
 
 def model_eos_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
@@ -22,7 +22,7 @@ def model_eos_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
     generation = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     config = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     own = getattr(tokenizer, "eos_token_id", None)
-    return frozenset(_ids(config if generation is None else generation)) | frozenset(_ids(own))
+    return frozenset(as_ids(config if generation is None else generation)) | frozenset(as_ids(own))
 
 
 def cut(
@@ -38,7 +38,8 @@ def cut(
     return (room, room_reason) if len(tokens) >= room else (len(tokens), None)
 
 
-def _ids(value: int | Iterable[int] | None) -> Iterable[int]:
+def as_ids(value: int | Iterable[int] | None) -> Iterable[int]:
+    """Give one id, several or none as ids."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)

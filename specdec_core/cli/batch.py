@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from specdec_core.cli.batch_files import Entry, InputFile, OutputFile
+from specdec_core.cli.batch_settings import Settings, settings_of
 from specdec_core.cli.groups import Drafting, Many, Model
 from specdec_core.cli.loading import opened
 from specdec_core.cli.report import logprobs_of, print_json, statistics_line
@@ -39,8 +40,13 @@ def run_many(
         raise InvalidParameter(f"--max-batch {rows}: it must be a whole number of at least 1")
     source = InputFile(str(many.input), params, chat=chat)
     target = OutputFile(many.output, overwrite=many.overwrite, other_than=source.name)
-    done = target.done()
-    waiting, kinds = _survey(source.entries(), done)
+    settings = settings_of(model, drafting, params, chat)
+    done = target.done(settings)
+    waiting, held, kinds = _survey(source, done, target.name)
+    if held and waiting:
+        print(
+            f"specdec: {held} rows of {source.name} stand in {target.name}; {waiting} to go", file=sys.stderr
+        )
     if not waiting:
         print(f"specdec: nothing to do: all rows of {source.name} stand in {target.name}", file=sys.stderr)
         return
@@ -48,31 +54,41 @@ def run_many(
         like = kinds if kinds and drafting.verifier == "auto" else [params]
         chosen = decoder.verifier_for(like)
         with target.opened(out) as file, _progress(waiting) as advance:
-            book = _Book(file, source.name, advance)
+            book = _Book(file, source.name, advance, settings if target.keeps else None)
             _generate(decoder, _requests(source.entries(), done, book), like, book, target)
     if book.stats.rounds:
-        print(statistics_line(decoder, chosen, book.stats), file=sys.stderr)
+        before = f", without the {held} rows that were there" if held else ""
+        print(f"{statistics_line(decoder, chosen, book.stats)}{before}", file=sys.stderr)
     if book.failed:
         raise SpecdecError(f"{book.failed} of {waiting} rows failed; {target.name} holds the error of each")
 
 
-def _survey(entries: Iterable[Entry], done: set[str]) -> tuple[int, list[SamplingParams]]:
-    """Count the rows that wait, and give params of each kind that a verifier is chosen by.
+def _survey(source: InputFile, done: dict[str, str], output: str) -> tuple[int, int, list[SamplingParams]]:
+    """Count the rows that wait and those that are done; give params of each kind a verifier is chosen by.
 
     Rows that are done count for the choice: it must be the same after an interruption.
+
+    Raises:
+        InvalidParameter: a row that is done has changed since.
     """
-    waiting = 0
+    waiting = held = 0
     kinds: dict[tuple[bool, ...], SamplingParams] = {}
-    for entry in entries:
-        waiting += entry.key not in done
+    for entry in source.entries():
+        made = done.get(entry.key)
+        waiting, held = waiting + (made is None), held + (made is not None)
+        if made and made != entry.digest:
+            raise InvalidParameter(
+                f"{source.name} line {entry.line} is not what it was when its row in {output} was made; "
+                "set it back, name another output, or add --overwrite"
+            )
         if entry.params is not None:
             kind = (entry.params.greedy, entry.params.seed is None, entry.params.constraint is None)
             kinds.setdefault(kind, entry.params)
-    return waiting, list(kinds.values())
+    return waiting, held, list(kinds.values())
 
 
 def _requests(
-    entries: Iterable[Entry], done: set[str], book: _Book
+    entries: Iterable[Entry], done: dict[str, str], book: _Book
 ) -> Iterator[tuple[Entry, Any, SamplingParams]]:
     for entry in entries:
         if entry.key in done:
@@ -102,8 +118,10 @@ def _generate(
 class _Book:
     """Writes each row as it ends, and counts."""
 
-    def __init__(self, file: TextIO, source: str, advance: Callable[[], object]) -> None:
-        self._file, self._source, self._advance = file, source, advance
+    def __init__(
+        self, file: TextIO, source: str, advance: Callable[[], object], settings: Settings | None
+    ) -> None:
+        self._file, self._source, self._advance, self._settings = file, source, advance, settings
         self._samples: dict[int, list[GenerationResult]] = {}  # of rows whose others are under way
         self._began = time.perf_counter()
         self._stats = Stats()
@@ -129,7 +147,8 @@ class _Book:
         if len(samples) == entry.params.n:
             del self._samples[entry.line]
             shown = [_shown(sample) for sample in sorted(samples, key=lambda sample: sample.sample)]
-            self._write(entry, shown[0] if entry.params.n == 1 else {"samples": shown})
+            made = {} if self._settings is None else {"settings": self._settings, "input": entry.digest}
+            self._write(entry, (shown[0] if entry.params.n == 1 else {"samples": shown}) | made)
 
     def _write(self, entry: Entry, row: dict[str, Any]) -> None:
         identity = {} if entry.id is None else {"id": entry.id}

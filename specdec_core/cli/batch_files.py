@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO
 
 import typer
 
+from specdec_core.cli.batch_settings import Settings, difference, digest_of
 from specdec_core.errors import InvalidParameter, UsageError
 from specdec_core.sampling_params import SamplingParams
 
@@ -29,6 +30,7 @@ class Entry:
     prompt: Any = None
     params: SamplingParams | None = None
     error: str = ""
+    digest: str = ""  # of what the row asks for
 
     @property
     def key(self) -> str:
@@ -80,6 +82,7 @@ def parse(number: int, raw: bytes, params: SamplingParams, chat: bool | None) ->
     try:
         row = _object(raw)
         identity = row.pop("id", None)
+        digest = digest_of(row)
         if not (identity is None or type(identity) in (int, str)):
             wrong, identity = identity, None
             raise InvalidParameter(f"id={wrong!r} is not allowed: it must be text or a whole number")
@@ -88,7 +91,7 @@ def parse(number: int, raw: bytes, params: SamplingParams, chat: bool | None) ->
         if unknown:
             known = ", ".join(["id", "prompt", "messages", *_OPTIONS])
             raise InvalidParameter(f"unknown key {unknown[0]!r}; known: {known}")
-        return Entry(number, identity, prompt, params.replace(**row))
+        return Entry(number, identity, prompt, params.replace(**row), digest=digest)
     except UsageError as error:
         return Entry(number, identity, error=str(error))
 
@@ -154,28 +157,31 @@ class OutputFile:
         if self._path and self._path == Path(other_than).expanduser().resolve():
             raise InvalidParameter(f"--output {name} is the input; name another file")
 
-    def done(self) -> set[str]:
-        """Give the keys of the rows that stand there.
+    def done(self, settings: Settings) -> dict[str, str]:
+        """Give the keys of the rows that stand there, and the digest of what each was asked for.
 
         A half-written last row is taken out, and so are rows that were refused: they may be right by now.
 
         Raises:
-            InvalidParameter: it holds something else.
+            InvalidParameter: it holds something else, or rows that were made with other settings.
         """
         if self._path is None or self._overwrite or not self._path.is_file():
-            return set()
-        done, kept = set(), self._path.with_name(f".{self._path.name}.part")
-        with self._path.open("rb") as file, kept.open("wb") as copy:
-            for number, raw in enumerate(file, 1):
-                row = _written(raw, f"--output {self.name}: line {number}")
-                if row is not None and "error" not in row:
-                    done.add(_key(row["line"], row.get("id")))
-                    copy.write(raw)
-        if kept.stat().st_size == self._path.stat().st_size:
-            kept.unlink()
-        else:
-            shutil.copymode(self._path, kept)
-            os.replace(kept, self._path)
+            return {}
+        done: dict[str, str] = {}
+        kept = self._path.with_name(f".{self._path.name}.part")
+        try:
+            with self._path.open("rb") as file, kept.open("wb") as copy:
+                for number, raw in enumerate(file, 1):
+                    row = _written(raw, where := f"--output {self.name}: line {number}")
+                    if row is not None and "error" not in row:
+                        _check_settings(row.get("settings"), settings, where)
+                        done[_key(row["line"], row.get("id"))] = str(row.get("input", ""))
+                        copy.write(raw)
+            if kept.stat().st_size != self._path.stat().st_size:
+                shutil.copymode(self._path, kept)
+                os.replace(kept, self._path)
+        finally:
+            kept.unlink(missing_ok=True)
         return done
 
     @contextmanager
@@ -187,6 +193,12 @@ class OutputFile:
         mode: Literal["w", "a"] = "w" if self._overwrite else "a"
         with self._path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             yield file
+
+
+def _check_settings(made: Any, now: Settings, where: str) -> None:
+    changed = difference(made, now) if isinstance(made, dict) else ""
+    if changed:
+        raise InvalidParameter(f"{where} {changed}; set it back, name another file, or add --overwrite")
 
 
 def _written(raw: bytes, where: str) -> dict[str, Any] | None:
