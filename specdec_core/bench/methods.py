@@ -1,0 +1,161 @@
+"""What is measured: a drafter with its verifier and draft length, or one of transformers' own ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specdec_core._spec_string import parse_drafters
+from specdec_core.errors import InvalidSpec, SpecdecError
+from specdec_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_core.length import DraftTokens
+
+PLAIN = "none"
+REFERENCES = "hf, hf:prompt_lookup[:num_tokens=N], hf:assistant:model=ID_OR_PATH"
+
+_DEPTH = re.compile(r"auto|[0-9]+")
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method as the user wrote it: `DRAFTER[@K][@VERIFIER]`, or a reference, which begins with `hf`."""
+
+    text: str
+    drafter: str  # of a reference: "hf", "prompt_lookup" or "assistant"
+    reference: bool = False
+    options: dict[str, str] = field(default_factory=dict)  # of a reference
+    draft_tokens: DraftTokens = "auto"
+    verifier: str = "auto"
+
+
+@dataclass
+class Run:
+    """What one method did with one group of prompts."""
+
+    seconds: float
+    token_ids: list[list[int]]  # generated, of each prompt
+    forwards: int  # of the target
+    rounds: int = 0  # of all rows, a prompt's first one included
+    drafted: int = 0
+    accepted: int = 0
+    histogram: list[int] | None = None  # rounds by tokens accepted; None: not known
+    widths: dict[int, int] = field(default_factory=dict)  # tokens a row of a block -> forwards behind prompts
+    block_rows: int = 0  # rows of those forwards, all together
+    prefill_seconds: float | None = None
+    draft_seconds: float | None = None  # None: not told apart from other time
+    verify_seconds: float | None = None
+
+    @property
+    def new_tokens(self) -> int:
+        """Generated tokens of all rows."""
+        return sum(map(len, self.token_ids))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give what a line of JSON holds."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> Run:
+        """Read it back."""
+        return cls(**{**value, "widths": {int(width): count for width, count in value["widths"].items()}})
+
+
+class Method(Protocol):
+    """Generates for groups of prompts, and tells what it did."""
+
+    name: str
+
+    def unfit(self, batch: int) -> str:
+        """Say why it cannot take that many prompts at once; empty if it can."""
+
+    def renew(self) -> None:
+        """Forget what earlier runs taught: a repeat must not profit from the one before."""
+
+    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Run:
+        """Generate for all prompts at once."""
+
+
+def parse_method(text: str, draft_tokens: DraftTokens = "auto", verifier: str = "auto") -> MethodSpec:
+    """Read a method; `draft_tokens` and `verifier` hold where it names none.
+
+    Raises:
+        InvalidSpec: it is no drafter's text, or a reference that there is not.
+    """
+    if text == "hf" or text.startswith("hf:"):
+        return _reference(text)
+    drafter, *choices = text.split("@")
+    depths = [choice for choice in choices if _DEPTH.fullmatch(choice)]
+    verifiers = [choice for choice in choices if not _DEPTH.fullmatch(choice)]
+    if len(depths) > 1 or len(verifiers) > 1 or "" in choices:
+        raise InvalidSpec(
+            f"method {text!r}: write DRAFTER, DRAFTER@K, DRAFTER@VERIFIER or DRAFTER@K@VERIFIER"
+        )
+    parse_drafters(drafter)
+    if depths:
+        draft_tokens = "auto" if depths[0] == "auto" else int(depths[0])
+    return MethodSpec(
+        text, drafter, draft_tokens=draft_tokens, verifier=verifiers[0] if verifiers else verifier
+    )
+
+
+def parse_methods(
+    texts: Sequence[str], draft_tokens: DraftTokens = "auto", verifier: str = "auto"
+) -> list[MethodSpec]:
+    """Read several, and put plain decoding first: the baseline on the same path.
+
+    Raises:
+        InvalidSpec: as `parse_method`, or one is there twice.
+    """
+    for text in texts:
+        if texts.count(text) > 1:
+            raise InvalidSpec(f"method {text!r} is given twice; keep one")
+    return [parse_method(text, draft_tokens, verifier) for text in dict.fromkeys([PLAIN, *texts])]
+
+
+def checked(method: Method, prompts: Sequence[Any], names: Sequence[str], run: Run) -> Run:
+    """Insist that a method lost no prompt.
+
+    Raises:
+        SpecdecError: it gave too few rows, or nothing for one.
+    """
+    if len(run.token_ids) != len(prompts):
+        raise SpecdecError(f"{method.name} gave {len(run.token_ids)} texts for {len(prompts)} prompts")
+    for name, ids in zip(names, run.token_ids, strict=True):
+        if not ids:
+            raise SpecdecError(f"{method.name} generated nothing for prompt {name}")
+    return run
+
+
+_OPTIONS = {
+    "hf": (),
+    "prompt_lookup": ("num_tokens", "max_ngram"),
+    "assistant": ("model", "num_tokens", "schedule"),
+}
+
+
+def _reference(text: str) -> MethodSpec:
+    """Read `hf`, or `hf:WAY` with options; the way stands where a drafter's options would."""
+    _, _, rest = text.partition(":")
+    if text == "hf":
+        return MethodSpec(text, "hf", reference=True)
+    specs = parse_drafters(rest)
+    name, options = specs[0].name, dict(specs[0].options)
+    if len(specs) > 1 or name not in _OPTIONS or name == "hf":
+        raise InvalidSpec(f"method {text!r}: no such reference; there are {REFERENCES}")
+    for option in options:
+        if option not in _OPTIONS[name]:
+            raise InvalidSpec(
+                f"method {text!r} has no option {option!r}; options: {', '.join(_OPTIONS[name])}"
+            )
+    for option in ("num_tokens", "max_ngram"):
+        if not options.get(option, "1").isdecimal() or options.get(option) == "0":
+            raise InvalidSpec(f"method {text!r}: {option} must be a whole number of at least 1")
+    if options.get("schedule", "constant") not in ("constant", "heuristic", "heuristic_transient"):
+        raise InvalidSpec(f"method {text!r}: schedule is constant, heuristic or heuristic_transient")
+    if name == "assistant" and "model" not in options:
+        raise InvalidSpec(f"method {text!r}: write hf:assistant:model=ID_OR_PATH")
+    return MethodSpec(text, name, reference=True, options=options)

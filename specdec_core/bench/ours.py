@@ -1,0 +1,107 @@
+"""Methods of specdec: a decoder of its own for each, over the one target."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from specdec_core.bench.methods import MethodSpec, Run
+from specdec_core.bench.stand import Stand
+from specdec_core.loop import Round
+from specdec_core.rows import Row
+from specdec_core.sampling_params import SamplingParams
+from specdec_core.stats import Stats
+
+
+class Ours:
+    """A drafter and a verifier.
+
+    A drafter that fails ends the bench (`strict`), and no prompt is fed from another call's cache, since
+    transformers reads every prompt anew too.
+    """
+
+    def __init__(self, spec: MethodSpec, stand: Stand, *, max_batch: int) -> None:
+        self.name = spec.text
+        self._make = partial(
+            stand.decoder,
+            drafter=spec.drafter,
+            verifier=spec.verifier,
+            draft_tokens=spec.draft_tokens,
+            max_batch=max_batch,
+        )
+        self.decoder = self._make()
+
+    def renew(self) -> None:
+        """Build the decoder anew where its drafter learns from what it has seen."""
+        if self.decoder.drafter.capabilities.learns:
+            self.decoder = self._make()
+
+    def unfit(self, batch: int) -> str:
+        """Any batch will do."""
+        return ""
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes it drafts in a round."""
+        depth, can = self.decoder.draft_tokens, self.decoder.drafter.capabilities
+        if not isinstance(depth, int) or can.makes_trees:
+            return 0 if depth == 0 else can.nodes
+        return min(depth, can.nodes)
+
+    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Run:
+        """Generate, and count rounds as they come."""
+        calls, book = self.decoder.target.runner.calls, _Book()
+        settle(self.decoder.target.device)
+        began = time.perf_counter()
+        for done in self.decoder.rounds([list(prompt) for prompt in prompts], list(params)):
+            book.add(done)
+        settle(self.decoder.target.device)
+        seconds = time.perf_counter() - began
+        return book.run(seconds, self.decoder.target.runner.calls - calls)
+
+
+class _Book:
+    """Adds up the rounds of a run."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._widths: Counter[int] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._block_rows = 0
+
+    def add(self, done: Round) -> None:
+        for part, seconds in done.seconds.items():
+            self._seconds[part] += seconds  # type: ignore[assignment]
+        if done.batch.first:
+            self._rows.update((row.id, row) for row in done.batch.rows)
+        else:
+            self._widths[1 + done.draft.nodes] += 1
+            self._block_rows += len(done.batch.rows)
+
+    def run(self, seconds: float, forwards: int) -> Run:
+        rows = [self._rows[row] for row in sorted(self._rows)]  # ids rise in the order of the prompts
+        total = Stats.pooled(row.stats for row in rows)
+        return Run(
+            seconds,
+            [row.output for row in rows],
+            forwards,
+            rounds=total.rounds,
+            drafted=total.drafted_tokens,
+            accepted=total.accepted_tokens,
+            histogram=total.acceptance_histogram,
+            widths=dict(self._widths),
+            block_rows=self._block_rows,
+            prefill_seconds=self._seconds["prefill"],
+            draft_seconds=self._seconds["draft"],
+            verify_seconds=self._seconds["verify"],
+        )
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what a device still does, so that no method is charged for another's work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

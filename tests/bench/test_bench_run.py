@@ -1,0 +1,360 @@
+"""`specdec bench` from end to end, on the alphabet model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import cli_support
+import pytest
+from cli_support import cli, error_of, make_model, objects, said
+
+from specdec_core import Registry, RowDrafter, hookimpl
+from specdec_core.bench import runner
+from specdec_core.bench.methods import Method, Run
+from specdec_core.bench.ours import Ours
+from specdec_core.bench.page import make_page
+
+model = cli_support.model
+Arguments = Callable[..., list[str]]
+
+QUESTIONS = [
+    {"question_id": 1, "category": "letters", "turns": ["abc", "xyz"]},
+    {"question_id": 2, "category": "letters", "turns": ["cd"]},
+    {"question_id": 3, "category": "copying", "turns": ["abcdefghijklmnopqrstuvwxyz"]},
+]
+
+
+class Foreteller(RowDrafter):
+    """Drafts the alphabet, which is what the model says."""
+
+    name = "foreteller"
+
+    def propose_row(self, tokens: Sequence[int], budget: int) -> list[int]:
+        return [(tokens[-1] + i + 1) % 250 for i in range(budget)]
+
+
+class Broken(RowDrafter):
+    """Fails in mid-run."""
+
+    name = "broken"
+
+    def propose_row(self, tokens: Sequence[int], budget: int) -> list[int]:
+        raise RuntimeError("no idea")
+
+
+class Learner(RowDrafter):
+    """Counts how many decoders it was built for."""
+
+    name = "learner"
+    built = 0
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        type(self).built += 1
+        self.capabilities = type(self.capabilities)(self.capabilities.laws, max_depth=2, learns=True)
+
+    def propose_row(self, tokens: Sequence[int], budget: int) -> list[int]:
+        return []
+
+
+class Plugin:
+    """What these tests add to the registry."""
+
+    @hookimpl
+    def specdec_register_drafters(self, register: Callable[[type], None]) -> None:
+        for drafter in (Foreteller, Broken, Learner):
+            register(drafter)
+
+
+@pytest.fixture(autouse=True)
+def _plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def discover(blocked: Any = ()) -> Registry:
+        registry = Registry.discover(blocked=blocked)
+        registry.register(Plugin(), name="test-drafters")
+        return registry
+
+    monkeypatch.setattr("specdec_core.cli.bench.discover", discover)
+    monkeypatch.setattr("specdec_core.bench.cost._CYCLES", 1)
+
+
+@pytest.fixture
+def arguments(model: str, tmp_path: Path) -> Arguments:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(map(json.dumps, QUESTIONS)))
+
+    def make(*more: str, methods: Sequence[str] = ("foreteller@4",), tokens: int = 12) -> list[str]:
+        chosen = [word for name in methods for word in ("--method", name)]
+        fixed = ["--target", model, "--device", "cpu", "--questions", str(file), "-n", str(tokens)]
+        return ["bench", *fixed, "--ignore-eos", *chosen, *more]
+
+    return make
+
+
+def rows_of(report: dict[str, Any], category: str = "all", section: int = 0) -> dict[str, dict[str, Any]]:
+    """Figures by method."""
+    parts = {part["category"]: part["methods"] for part in report["results"][section]["categories"]}
+    return {row["method"]: row for row in parts[category]}
+
+
+# --- what it reports ------------------------------------------------------------------------------
+
+
+def test_a_whole_bench(arguments: Arguments, model: str) -> None:
+    methods = ["foreteller@4", "prompt_lookup@3", "hf", "hf:prompt_lookup:num_tokens=3"]
+    report = objects(*arguments(methods=[*methods, f"hf:assistant:model={model},num_tokens=3"]))
+    rows = rows_of(report)
+    assert list(rows) == ["none", *methods, f"hf:assistant:model={model},num_tokens=3"]
+    for row in rows.values():
+        assert (row["prompts"], row["same_ids"], row["new_tokens"]) == (4, 4, 48)
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        assert row["tokens_per_second"] == pytest.approx(row["new_tokens"] / row["seconds"])
+    assert (rows["none"]["speedup"], rows["none"]["forwards"], rows["none"]["drafted"]) == (1, 48, 0)
+    assert rows["hf"]["forwards"] == 48
+    assert rows["hf:prompt_lookup:num_tokens=3"]["forwards"] < 48
+    assert rows[f"hf:assistant:model={model},num_tokens=3"]["forwards"] < 24
+    assert "predicted_speedup" in rows["foreteller@4"]
+    assert "predicted_speedup" not in rows["hf"]
+    settings = report["settings"]
+    assert settings["prompts"] == "chat"
+    assert {"torch", "transformers", "specdec", "commit", "threads", "device_name"} <= set(settings)
+    assert report["starts"][0]["argv"]
+    [curve] = report["costs"]
+    assert [width for width, _, _ in curve["widths"]] == [1, 2, 3, 5]
+
+
+def test_where_drafts_are_right_few_forwards_are_left(arguments: Arguments) -> None:
+    copying = rows_of(objects(*arguments()), "copying")["foreteller@4"]
+    assert copying["forwards"] < 0.6 * copying["new_tokens"]
+    assert copying["acceptance_by_depth"][0] >= 0.5
+
+
+def test_the_draft_length_shows_in_what_is_drafted(arguments: Arguments) -> None:
+    rows = rows_of(objects(*arguments("--limit", "1", methods=["foreteller@1", "foreteller@4"])))
+    assert rows["foreteller@1"]["mean_drafted"] <= 1
+    assert 1 < rows["foreteller@4"]["mean_drafted"] <= 4
+    assert rows["foreteller@4"]["mean_acceptance_length"] > rows["foreteller@1"]["mean_acceptance_length"]
+
+
+def test_batches_and_temperatures(arguments: Arguments) -> None:
+    more = ("--batch-size", "1,3", "--temperature", "0,0.8", "--seed", "3", "--limit", "2")
+    methods = ["foreteller@2", "hf", "hf:prompt_lookup"]
+    report = objects(*arguments(*more, methods=methods, tokens=6))
+    sections = [(section["batch"], section["temperature"]) for section in report["results"]]
+    assert sections == [(1, 0), (1, 0.8), (3, 0), (3, 0.8)]
+    for section in range(4):
+        rows = rows_of(report, section=section)
+        # With a seed `match` is chosen: the same text whatever drafts.
+        assert rows["foreteller@2"]["same_ids"] == rows["foreteller@2"]["prompts"]
+        assert ("hf:prompt_lookup" in rows) is (section < 2)
+    assert list(report["skipped"]) == ["hf:prompt_lookup at batch 3"]
+    # One copy of a prompt in a batch does not say what another says.
+    assert rows_of(report, section=3)["none"]["prompts"] == 6
+
+
+def test_the_table_says_what_was_slower_and_ends_well(
+    arguments: Arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Ours.run
+
+    def late(self: Ours, prompts: Any, params: Any) -> Run:
+        found = run(self, prompts, params)
+        found.seconds *= 1 if self.name == "none" else 100
+        return found
+
+    monkeypatch.setattr(Ours, "run", late)
+    text = said(*arguments())
+    assert "foreteller@4: slower than none: 0.0" in text
+    assert re.search(r"slower than none in letters \(0.\d\dx\), copying", text)
+    assert "other time" in text
+    assert "chat prompts" in text
+
+
+def test_another_baseline(arguments: Arguments) -> None:
+    report = objects(*arguments("--baseline", "hf", "--limit", "1", "--raw", methods=["hf"]))
+    rows = rows_of(report)
+    assert (rows["hf"]["speedup"], rows["none"]["speedup"] == 1) == (1, False)
+    assert report["settings"]["prompts"] == "raw"
+
+
+def test_ids_that_differ_are_told(arguments: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Ours.run
+
+    def garbled(self: Ours, prompts: Any, params: Any) -> Run:
+        found = run(self, prompts, params)
+        if self.name != "none":
+            found.token_ids[0][-1] += 1
+        return found
+
+    monkeypatch.setattr(Ours, "run", garbled)
+    text = said(*arguments())
+    assert "4 of 4 prompts gave other ids than none; `specdec compare none foreteller@4`" in text
+
+
+# --- resuming -------------------------------------------------------------------------------------
+
+
+def test_a_second_start_goes_on_where_the_first_was_interrupted(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "out.jsonl"
+    counted = runner.checked
+    runs: list[str] = []
+
+    def stopping(method: Method, *rest: Any) -> Run:
+        runs.append(method.name)
+        if len(runs) == 13:
+            raise KeyboardInterrupt
+        return counted(method, *rest)
+
+    monkeypatch.setattr(runner, "checked", stopping)
+    done = cli(*arguments("--output", str(file)))
+    assert done.exit_code == 130
+    assert f"specdec: stopped; {file} keeps what was measured" in done.stderr
+    before = file.read_text()
+    kinds = [json.loads(line)["kind"] for line in before.splitlines()]
+    # Two prompts of two methods warm up; four units of two runs follow, the fifth is not written.
+    assert kinds == ["settings", "start", "answer", "cost", *["unit"] * 4]
+    runs.clear()
+    runs.extend([""] * 20)  # never again
+    report = objects(*arguments("--output", str(file)))
+    assert file.read_text().startswith(before)
+    kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
+    assert (kinds.count("unit"), kinds.count("start"), kinds.count("cost")) == (12, 2, 1)
+    assert len(runs) - 20 == 4 + 8 * 2
+    assert rows_of(report)["none"]["new_tokens"] == 48
+    assert len(report["starts"]) == 2
+    runs.clear()
+    objects(*arguments("--output", str(file), "--baseline", "foreteller@4"))  # no setting of a measurement
+    assert runs == []
+
+
+def test_other_settings_are_refused_by_name(arguments: Arguments, tmp_path: Path) -> None:
+    file = str(tmp_path / "out.jsonl")
+    objects(*arguments("--output", file, "--limit", "1"))
+    assert "measured with max_new_tokens 12, and now it is 13" in error_of(
+        *arguments("--output", file, "--limit", "1", tokens=13)
+    )
+    assert "with questions" in error_of(*arguments("--output", file))
+    assert "with methods" in error_of(*arguments("--output", file, "--limit", "1", methods=["foreteller@3"]))
+    objects(*arguments("--output", file, "--overwrite"))
+
+
+def test_the_methods_take_turns(arguments: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    run = Ours.run
+
+    def noted(self: Ours, prompts: Any, params: Any) -> Run:
+        order.append(self.name)
+        return run(self, prompts, params)
+
+    monkeypatch.setattr(Ours, "run", noted)
+    objects(*arguments(methods=["foreteller@1", "foreteller@2"]))
+    measured = order[1 + 2 * 3 :]  # behind an answer and the warm-up
+    assert measured[:9] == [
+        *("none", "foreteller@1", "foreteller@2"),
+        *("foreteller@1", "foreteller@2", "none"),
+        *("foreteller@2", "none", "foreteller@1"),
+    ]
+    assert len(measured) == 3 * 3 * 4
+
+
+def test_a_drafter_that_learns_starts_every_repeat_anew(arguments: Arguments) -> None:
+    Learner.built = 0
+    objects(*arguments("--limit", "1", methods=["learner"]))
+    assert Learner.built == 1 + 1 + 3  # a check of the options, the warm-up's, and one a repeat
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_drafter_that_fails_ends_the_bench(arguments: Arguments) -> None:
+    said = error_of(*arguments(methods=["broken"]), code=1)
+    assert said.startswith("broken failed on 1#2: drafter 'broken': propose raised RuntimeError: no idea")
+
+
+def test_a_lost_prompt_ends_the_bench(arguments: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Ours.run
+
+    def losing(self: Ours, prompts: Any, params: Any) -> Run:
+        found = run(self, prompts, params)
+        if self.name != "none":
+            found.token_ids.pop()
+        return found
+
+    monkeypatch.setattr(Ours, "run", losing)
+    assert error_of(*arguments(), code=1) == "foreteller@4 gave 0 texts for 1 prompts"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--repeats", "2"], "--repeats 2: a median needs at least 3"),
+        (["--batch-size", "0"], "--batch-size 0: it must be whole numbers of at least 1"),
+        (["--batch-size", "1,x"], "--batch-size x: it must be whole numbers of at least 1"),
+        (["--temperature", "-1"], "--temperature -1: it must be numbers of at least 0"),
+        (["--temperature", "hot"], "--temperature hot: it must be numbers of at least 0"),
+        (
+            ["--categories", "letter"],
+            "--categories letter: not in these questions; there are letters, copying",
+        ),
+        (["--baseline", "hf"], "--baseline hf is no method here; use none, foreteller@4"),
+        (["--method", "foretold"], "'foretold'"),
+        (["--method", "prompt_lookup:x=1"], "has no option 'x'"),
+        (["--method", "foreteller@matches"], "matches"),
+        (["--method", "hf:magic"], "no such reference"),
+        (["--html", "/nowhere/x.html"], "--html /nowhere/x.html: no file can be written there"),
+        (["--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["--max-new-tokens", "100000"], "and the context leaves"),
+        (["--optimize", "magic"], "magic"),
+        (["--draft-tokens", "x"], "--draft-tokens x"),
+    ],
+)
+def test_wrong_use(arguments: Arguments, more: list[str], words: str) -> None:
+    assert words in error_of(*arguments(*more))
+
+
+def test_chat_without_a_template(arguments: Arguments, tmp_path: Path) -> None:
+    bare = str(make_model(tmp_path / "bare", template=None))
+    assert "no chat template" in error_of(*arguments("--chat", "--target", bare))
+    report = objects(*arguments("--target", bare, "--limit", "1"))
+    assert report["settings"]["prompts"] == "raw"
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def page_of(report: dict[str, Any]) -> ElementTree.Element:
+    return ElementTree.fromstring(make_page(report))
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(arguments: Arguments, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    report = objects(*arguments("--html", str(file), methods=["foreteller@4", "hf"]))
+    text = file.read_text()
+    root = ElementTree.fromstring(text)
+    svg = "{http://www.w3.org/2000/svg}svg"
+    labels = [found.get("aria-label") for found in root.iter(svg)]
+    assert [label for label in labels if label and label.startswith("speed-up")] == [
+        f"speed-up of each method, category {name}" for name in ("all", "letters", "copying")
+    ]
+    for words in ("acceptance by depth of each method", "where the time of a token goes", "cost of a block"):
+        assert any(label and label.startswith(words) for label in labels)
+    assert "<script" not in text
+    assert re.findall(r"https?://[^\"]+", text.replace("http://www.w3.org/2000/svg", "")) == []
+    assert not re.search(r"\b(nan|inf)\b", text)
+    visible = "".join(root.itertext())
+    assert f"{report['settings']['transformers']}" in visible
+    assert "foreteller@4" in visible
+
+
+def test_names_cannot_break_the_page(arguments: Arguments) -> None:
+    report = objects(*arguments("--limit", "1"))
+    text = json.dumps(report).replace("foreteller@4", "<b>&").replace('"letters"', '"<i>"')
+    root = page_of(json.loads(text))
+    assert "<b>&" in "".join(root.itertext())
+    assert all(found.text != "&" for found in root.iter("b"))
