@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnknownPlugin,
         UnsupportedModel,
         UsageError,
+        VerifierError,
     )
     from specdec_core.hookspecs import PLUGIN_API_VERSION, hookimpl
     from specdec_core.interfaces import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Verifier,
         VerifierConfig,
     )
+    from specdec_core.largest import top_token, top_tokens
     from specdec_core.model.graphs import Capture
     from specdec_core.registry import Registry
     from specdec_core.results import GenerationResult, StreamChunk
@@ -58,13 +60,15 @@ _HOMES = {
     "dropin": "generate",
     "errors": (
         "AmbiguousPlugin ConstraintError DecoderBusy DraftContractViolation DrafterError IncompatiblePair "
-        "InvalidParameter InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError"
+        "InvalidParameter InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError "
+        "VerifierError"
     ),
     "hookspecs": "PLUGIN_API_VERSION hookimpl",
     "interfaces": (
         "Budget CachedModel Capabilities Context Drafter DrafterConfig Outcome RowRng Rows TargetInfo "
         "Verifier VerifierConfig"
     ),
+    "largest": "top_token top_tokens",
     "model.graphs": "Capture",
     "registry": "Registry",
     "results": "GenerationResult StreamChunk",
@@ -119,8 +123,11 @@ __all__ = [
     "Verdict",
     "Verifier",
     "VerifierConfig",
+    "VerifierError",
     "generate",
     "hookimpl",
+    "top_token",
+    "top_tokens",
 ]
 
 

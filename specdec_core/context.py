@@ -15,6 +15,7 @@ from specdec_core.processors import constrained
 from specdec_core.rng import KeyedRng
 from specdec_core.sampling import processed
 from specdec_core.sampling_params import SamplingParams
+from specdec_core.transfer import on_device
 
 
 class TokenBuffer:
@@ -36,11 +37,13 @@ class TokenBuffer:
         for place, row in zip(places, tokens, strict=True):
             start = self._synced.get(place, 0)
             if start < len(row):
-                self._ids[place, start : len(row)] = torch.tensor(row[start:], device=self.device)
+                self._ids[place, start : len(row)] = on_device(row[start:], self.device)
             if start == 0:
                 self._ids[place, len(row) :] = 0
             self._synced[place] = len(row)
-        return self._ids[list(places), :width]
+        if list(places) == list(range(len(places))):
+            return self._ids[: len(places), :width].clone()  # a round keeps what it was given
+        return self._ids.index_select(0, on_device(places, self.device))[:, :width]
 
     def _grow(self, places: int, width: int) -> None:
         old = self._ids
@@ -116,7 +119,7 @@ class RoundContext:
 
     @cached_property
     def lengths(self) -> Tensor:
-        return torch.tensor(self.host_lengths, dtype=torch.int64, device=self.device)
+        return on_device(self.host_lengths, self.device)
 
     def history(self, paths: Callable[[], Tensor] | None = None) -> History:
         """Give what was said before each index that is scored; see `History` for `paths`."""

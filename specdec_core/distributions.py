@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from specdec_core.largest import top_token
+
 
 class TargetDistributions:
     """p at the last pending token (index 0) and after every node j (index 1 + j).
@@ -39,7 +41,7 @@ class TargetDistributions:
     @cached_property
     def argmax(self) -> Tensor:
         """The likeliest token at each index: int64 [B, 1 + n]; the smallest id among equals."""
-        return self.logits.argmax(dim=-1)
+        return top_token(self.logits)
 
     @cached_property
     def probs(self) -> Tensor:

@@ -9,7 +9,7 @@ vocabulary stays, as a token the target never says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,8 +20,12 @@ from specdec_core.draft import HOLE, Draft, DraftLaw
 from specdec_core.errors import DraftContractViolation, DrafterError
 from specdec_core.interfaces import Budget, Capabilities, Context, Drafter, Outcome, Rows
 from specdec_core.model.tree import Tree
+from specdec_core.transfer import on_device
 
 logger = logging.getLogger("specdec")
+
+Cut = Callable[[Draft], Draft]
+"""Leaves out nodes behind a proposal, for reasons that no drawn value is part of."""
 
 _RULES = (
     "a token id outside the vocabulary",
@@ -31,8 +35,10 @@ _RULES = (
     "more nodes than the budget",
     "a law that its capabilities do not list",
     "a sampled node whose q is missing, or is not a finite non-negative distribution",
+    "a node of a `chain` that does not follow the one before",
 )
-_Q_UNUSABLE = 1 << 6
+_ALIEN, _ORPHAN, _SURPLUS, _TOO_DEEP, _TOO_MANY, _UNDECLARED, _UNUSABLE, _LOOSE = range(len(_RULES))
+_Q_UNUSABLE = 1 << _UNUSABLE
 _NEEDS_Q = (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT)
 
 
@@ -41,7 +47,7 @@ class CheckedDraft:
     """A draft that is safe to feed and to verify."""
 
     draft: Draft
-    tree: Tree | None  # None: no nodes
+    tree: Tree | None  # None: no nodes, or chains
     flags: Tensor | None  # int64 [B]: broken rules, a bit each
     counts: Tensor | None  # int64 [B]: nodes of each row
 
@@ -88,12 +94,14 @@ class GuardedDrafter:
             with self._fenced("release"):
                 self.drafter.release(known)
 
-    def propose(self, context: Context, budget: Budget) -> CheckedDraft:
-        """Draft, and check what came back."""
+    def propose(self, context: Context, budget: Budget, cut: Cut | None = None) -> CheckedDraft:
+        """Draft, check what came back, and keep what `cut` leaves of it."""
         if not self.dropped and any(budget.depth):
             with self._fenced("propose"):
                 draft = self.drafter.propose(context, budget)
                 _check_on_host(draft, context, self.vocab_size, self.capabilities, self.name)
+                if draft.nodes and cut is not None:
+                    draft = cut(draft)
                 if draft.nodes:
                     return check_values(draft, budget, self.capabilities, self.vocab_size)
         return CheckedDraft.empty(len(context.rows), context.device)
@@ -142,46 +150,82 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     A row whose law or q cannot be verified loses its whole draft.
     """
     room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
-    surely_beyond = (draft.parents[:, room:] != HOLE).any(dim=-1)
+    broken: dict[int, Tensor] = {}  # rule -> bool [B]
+    if draft.nodes > room:
+        broken[_TOO_MANY] = (draft.parents[:, room:] != HOLE).any(dim=-1)
     draft = _narrowed(draft, room, max(budget.depth))
-    tokens, parents = draft.tokens, draft.parents
+    real, tree = _chain_nodes(draft, broken) if draft.chain else _tree_nodes(draft, broken)
+    real = _within(real, tree, budget, draft.depth, broken)
+    counts = real.sum(dim=-1)
+    alien = draft.tokens.clamp(0, vocab_size - 1) != draft.tokens
+    broken[_ALIEN] = (alien & real).any(dim=-1)
+    unfit = _unfit(draft, real, counts, capabilities, broken)
+    real, counts = real & ~unfit.unsqueeze(-1), counts.masked_fill(unfit, 0)
+    flags = torch.zeros_like(counts)
+    for rule, rows in broken.items():
+        flags = flags + rows * (1 << rule)
+    draft = replace(draft, parents=draft.parents.masked_fill(~real, HOLE))
+    tree = None if tree is None else Tree(tree.ancestors, tree.depths, real)
+    return CheckedDraft(draft, tree, flags, counts)
+
+
+def _chain_nodes(draft: Draft, broken: dict[int, Tensor]) -> tuple[Tensor, None]:
+    """Find the nodes of chains, bool [B, n]: those up to the first that does not follow the one before."""
+    index = torch.arange(draft.nodes, device=draft.parents.device)
+    real = (draft.parents != index - 1).cumsum(dim=-1) == 0
+    broken[_LOOSE] = (~real & (draft.parents != HOLE)).any(dim=-1)
+    return real, None
+
+
+def _tree_nodes(draft: Draft, broken: dict[int, Tensor]) -> tuple[Tensor, Tree]:
+    """Find the nodes that hang on an earlier one, all the way to the root: bool [B, n]."""
+    parents = draft.parents
     index = torch.arange(draft.nodes, device=parents.device)
     orphan = (parents >= index) | (parents < HOLE)
     earlier_siblings = (parents.unsqueeze(1) == parents.unsqueeze(2)).tril_(-1).sum(dim=-1)
     surplus = (parents > HOLE) & (earlier_siblings >= draft.width)
+    broken[_ORPHAN], broken[_SURPLUS] = orphan.any(dim=-1), surplus.any(dim=-1)
     tree = Tree.of(parents.masked_fill(orphan | surplus, HOLE))
-    depth = torch.tensor(budget.depth, device=parents.device).clamp_(max=draft.depth)
-    deep = tree.real & (tree.depths > depth.unsqueeze(-1))
-    beyond = tree.real & (tree.real.cumsum(dim=-1) > budget.nodes)
-    real = tree.real & ~deep & ~beyond
-    alien = real & ((tokens < 0) | (tokens >= vocab_size))
-    undeclared = torch.ones_like(draft.laws, dtype=torch.bool)
+    return tree.real, tree
+
+
+def _within(real: Tensor, tree: Tree | None, budget: Budget, depth: int, broken: dict[int, Tensor]) -> Tensor:
+    """Leave the nodes that the budget, and the draft's own `depth`, allow."""
+    n, device = real.shape[1], real.device
+    limits = [min(limit, depth) for limit in budget.depth]
+    if tree is None:  # node j has depth j + 1, and is the row's node number j + 1
+        limits = [min(limit, budget.nodes) for limit in limits]
+        if n <= min(limits):
+            return real  # as a rule: then no chain is too long
+        deep = real & (torch.arange(n, device=device) >= on_device(limits, device).unsqueeze(-1))
+        broken[_TOO_DEEP] = deep.any(dim=-1)
+        return real & ~deep
+    deep = real & (tree.depths > on_device(limits, device).unsqueeze(-1))
+    beyond = real & (real.cumsum(dim=-1) > budget.nodes)
+    broken[_TOO_DEEP] = deep.any(dim=-1)
+    many = beyond.any(dim=-1)
+    broken[_TOO_MANY] = broken[_TOO_MANY] | many if _TOO_MANY in broken else many
+    return real & ~deep & ~beyond
+
+
+def _unfit(
+    draft: Draft, real: Tensor, counts: Tensor, capabilities: Capabilities, broken: dict[int, Tensor]
+) -> Tensor:
+    """Say which rows have nodes whose law, or whose q, cannot be verified: bool [B]."""
+    undeclared = counts > 0
     for law in capabilities.laws:
-        undeclared &= draft.laws != law
-    found = torch.stack([mark.any(dim=-1) for mark in (alien, orphan, surplus, deep, beyond)])
-    found[-1] |= surely_beyond
-    undeclared &= real.any(dim=-1)
-    unusable = _unusable_q(draft, real)
-    found = torch.cat([found, undeclared[None], unusable[None]])
-    real &= ~(undeclared | unusable).unsqueeze(-1)
-    bits = 1 << torch.arange(len(_RULES), device=parents.device)
-    flags = (found * bits[:, None]).sum(dim=0)
-    draft = replace(draft, parents=parents.masked_fill(~real, HOLE))
-    return CheckedDraft(draft, Tree(tree.ancestors, tree.depths, real), flags, real.sum(dim=-1))
+        undeclared = undeclared & (draft.laws != law)
+    broken[_UNDECLARED] = undeclared
+    if draft.probs is None and capabilities.laws.isdisjoint(_NEEDS_Q):
+        return undeclared
+    broken[_UNUSABLE] = unusable = _unusable_q(draft, real)
+    return undeclared | unusable
 
 
 def _narrowed(draft: Draft, columns: int, depth: int) -> Draft:
     """Cut a draft's columns, and its bounds to what they can be."""
-    columns = min(columns, draft.nodes)
-    return replace(
-        draft,
-        tokens=draft.tokens[:, :columns],
-        parents=draft.parents[:, :columns],
-        probs=None if draft.probs is None else draft.probs[:, :columns],
-        scores=None if draft.scores is None else draft.scores[:, :columns],
-        depth=min(draft.depth, columns, depth),
-        width=min(draft.width, columns),
-    )
+    draft = draft.cut(columns)
+    return replace(draft, depth=min(draft.depth, draft.nodes, depth), width=min(draft.width, draft.nodes))
 
 
 def _unusable_q(draft: Draft, real: Tensor) -> Tensor:
@@ -221,6 +265,8 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
         if tensor.device != context.device:
             raise _violation(name, f"`{part}` must be on {context.device}, not on {tensor.device}")
     _check_host_values(draft, rows, name)
+    if draft.host is not None and any(draft.host) and can.laws <= set(_NEEDS_Q):
+        raise _violation(name, "it gave `host` nodes, which may be cut, but it draws what it drafts")
     if draft.nodes and draft.width > 1 and not can.makes_trees:
         raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
     if draft.nodes and draft.probs is None and can.laws and can.laws <= set(_NEEDS_Q):
@@ -229,15 +275,22 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
 
 def _check_host_values(draft: Draft, rows: int, name: str) -> None:
     """Check what the host reads without a transfer."""
-    for part, values in (("counts", draft.counts), ("sources", draft.sources)):
+    for part, values in (("counts", draft.counts), ("sources", draft.sources), ("host", draft.host)):
         if values is not None and len(values) != rows:
             raise _violation(name, f"`{part}` must have {rows} entries, not {len(values)}")
+    for nodes in draft.host or ():
+        if nodes is not None and len(nodes.scores) not in (0, len(nodes.tokens)):
+            raise _violation(name, f"{len(nodes.tokens)} nodes of a row have {len(nodes.scores)} scores")
+        if nodes is not None and not all(0.0 <= score <= 1.0 for score in nodes.scores):
+            raise _violation(name, f"scores are chances, from 0 to 1, not {list(nodes.scores)}")
     if not all(isinstance(bound, int) for bound in (draft.depth, draft.width)):
         raise _violation(name, f"depth and width must be int, not {draft.depth!r} and {draft.width!r}")
     if draft.nodes and (draft.depth < 1 or draft.width < 1):
         raise _violation(
             name, f"a draft with nodes has depth and width of at least 1, not {draft.depth} and {draft.width}"
         )
+    if draft.chain and draft.nodes and draft.width > 1:
+        raise _violation(name, f"a draft that is a `chain` has width 1, not {draft.width}")
 
 
 def _dimensions(value: object) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.constraints import Walk
+from specdec_core.transfer import on_device
 
 NOTHING = -1
 """Where a sequence has no token."""
@@ -54,7 +55,7 @@ class History:
     def prompt_lengths(self) -> Tensor:
         """int64 [B]."""
         lengths = [facts.prompt_length for facts in self.facts]
-        return torch.tensor(lengths, dtype=torch.int64, device=self.lengths.device)
+        return on_device(lengths, self.lengths.device)
 
     @cached_property
     def ids(self) -> Tensor:

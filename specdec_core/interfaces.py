@@ -15,6 +15,7 @@ from torch import Tensor, device, dtype, nn
 from specdec_core.distributions import TargetDistributions
 from specdec_core.draft import Draft, DraftLaw, Verdict
 from specdec_core.sampling_params import FinishReason, SamplingParams
+from specdec_core.transfer import on_device
 
 T = TypeVar("T")
 
@@ -41,8 +42,11 @@ class Capabilities:
     max_depth: int  # deepest node it ever proposes; the draft length when none is asked for
     max_nodes: int | None = None  # most nodes a row; None: as many as max_depth, a chain
     makes_trees: bool = False
+    on_host: bool = False  # drafts from tokens alone, at next to no cost, and gives `Draft.host`
     hidden_layers: tuple[int, ...] = ()  # l as in HF's hidden_states[l]; wanted in every Outcome
     top_logits: int = 0  # k largest raw logits of every scored index, wanted in every Outcome
+    learns: bool = False  # drafts may depend on other rows of the same decoder, ended ones too
+    next_row: int = 0  # ids of rows begin here: above those that a history it has loaded comes from
 
     @property
     def nodes(self) -> int:
@@ -182,13 +186,15 @@ class Outcome:
     # layer -> [B, max(fed), H]: output of that block for the positions fed and kept, right-padded
     top_logits: tuple[Tensor, Tensor] | None = None
     # (ids int64, raw values) [B, 1 + n, k]: index 0 is the last pending token, 1 + j node j
+    scored: Tensor | None = None
+    # int64 [B, 1 + n], beside `top_logits`: the token each index follows, whoever drafted it; -1: no node
 
     def for_rows(self, index: Sequence[int], *, own_draft: bool = True) -> Outcome:
         """Select rows by their index; `own_draft=False` empties the paths of another's draft."""
 
         at = list(index)
         paths = _pick(self.paths, at) if own_draft else tuple([] for _ in at)
-        top = None if self.top_logits is None else (self.top_logits[0][at], self.top_logits[1][at])
+        top = self.top_logits
         return Outcome(
             rows=_pick(self.rows, at),
             places=_pick(self.places, at),
@@ -196,8 +202,9 @@ class Outcome:
             paths=paths,
             finished=_pick(self.finished, at),
             fed=_pick(self.fed, at),
-            hidden={layer: states[at] for layer, states in self.hidden.items()},
-            top_logits=top,
+            hidden={layer: _rows(states, at) for layer, states in self.hidden.items()},
+            top_logits=None if top is None else (_rows(top[0], at), _rows(top[1], at)),
+            scored=None if self.scored is None else _rows(self.scored, at),
         )
 
 
@@ -220,7 +227,8 @@ class CachedModel(Protocol):
         """Feed what is pending and then nodes; return the logits after them.
 
         tokens: int64 [B, m], the nodes to feed; parents: int64 [B, fed + m], of all nodes of this round so
-        far, of which the first `fed` were fed before. A round's first call feeds the pending tokens too and
+        far, of which the first `fed` were fed before; None where they are chains, whose holes, if any, come
+        last: that spares the model a general tree. A round's first call feeds the pending tokens too and
         returns [B, 1 + m, V], index 0 after the last pending token; later calls return [B, m, V].
         """
 
@@ -239,14 +247,22 @@ class TargetInfo(Protocol):
     context_limit: int | None
     max_rows: int  # most rows at once; places are 0 .. max_rows - 1
     companions: Mapping[str, Any]  # parts shipped beside the target: `specdec.json` in its folder
+    offline: bool  # whether a model that a drafter loads must come from local files
+    trust_remote_code: bool  # whether code that comes with such a model may run
     input_embeddings: nn.Module
     output_embeddings: nn.Module
 
     def head(self, hidden: Tensor) -> Tensor:
         """Apply the model's own head (final norm, head, scale, soft cap): [..., H] -> logits [..., V]."""
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Turn the last layer's output into what `output_embeddings` reads: [..., H] -> [..., H]."""
+
     def cached(self, model: nn.Module) -> CachedModel:
-        """Wrap a drafter's own model, with the same places, chunks and graphs as the target."""
+        """Wrap a drafter's own model, with the same places, chunks and graphs as the target.
+
+        While the decoder runs, the model is in evaluation mode; in between it is as it was.
+        """
 
     def early_layers(self, exit_layer: int) -> CachedModel:
         """Give the target's first layers and head as a model that borrows the target's cache."""
@@ -302,6 +318,10 @@ class Verifier(Protocol):
 
     def verify(self, p: TargetDistributions, draft: Draft, rng: RowRng) -> Verdict:
         """Judge the draft without a model, a cache or a host transfer."""
+
+
+def _rows(x: Tensor, at: Sequence[int]) -> Tensor:
+    return x.index_select(0, on_device(at, x.device))
 
 
 def _pick(values: tuple[T, ...], index: Sequence[int]) -> tuple[T, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec_core.history import History
 from specdec_core.sampling_params import SamplingParams
+from specdec_core.transfer import on_device
 
 _NEVER = -torch.inf
 
@@ -79,7 +80,7 @@ def constrained(scores: Tensor, raw: Tensor, history: History) -> Tensor:
 
 
 def _column(scores: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=scores.dtype, device=scores.device).view(-1, 1, 1)
+    return on_device(values, scores.device, scores.dtype).view(-1, 1, 1)
 
 
 def _bias(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -126,7 +127,7 @@ def _no_repeat_ngrams(scores: Tensor, params: Sequence[SamplingParams], history:
     for size in sorted({p.no_repeat_ngram_size for p in params} - {0}):
         if ids.shape[2] < size:
             continue
-        rows = torch.tensor([p.no_repeat_ngram_size == size for p in params], device=scores.device)
+        rows = on_device([p.no_repeat_ngram_size == size for p in params], scores.device, torch.bool)
         grams = ids.unfold(2, size, 1)  # [B, c, S - size + 1, size]
         same = (grams[..., :-1] == _tail(history, size - 1).unsqueeze(2)).all(dim=-1)
         last = grams[..., -1]
@@ -140,7 +141,7 @@ def _bad_words(scores: Tensor, params: Sequence[SamplingParams], history: Histor
     scores = scores.clone()
     for row, p in enumerate(params):
         for word in p.bad_words_ids:
-            head = torch.tensor(word[:-1], dtype=torch.int64, device=scores.device)
+            head = on_device(word[:-1], scores.device)
             said = (_tail(history, len(head))[row] == head).all(dim=-1)  # [c]
             scores[row, :, word[-1]] = scores[row, :, word[-1]].masked_fill(said, _NEVER)
     return scores
@@ -149,10 +150,10 @@ def _bad_words(scores: Tensor, params: Sequence[SamplingParams], history: Histor
 def _min_new_tokens(scores: Tensor, params: Sequence[SamplingParams], history: History) -> Tensor:
     """Ban EOS until so many tokens are generated."""
     new = history.lengths - history.prompt_lengths.unsqueeze(1)
-    least = torch.tensor([p.min_new_tokens for p in params], device=scores.device)
+    least = on_device([p.min_new_tokens for p in params], scores.device)
     eos = torch.zeros((len(params), scores.shape[-1]), dtype=torch.bool)
     for row, facts in enumerate(history.facts):
-        eos[row, [token for token in facts.eos if token < scores.shape[-1]]] = True
+        eos[row, [token for token in facts.eos if 0 <= token < scores.shape[-1]]] = True
     early = (new < least.unsqueeze(1)).unsqueeze(-1)
     return scores.masked_fill(early & eos.to(scores.device).unsqueeze(1), _NEVER)
 

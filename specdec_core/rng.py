@@ -24,6 +24,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from specdec_core.transfer import on_device
+
 _GAMMA = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9 - 2**64
 _M2 = 0x94D049BB133111EB - 2**64
@@ -36,6 +38,7 @@ class Purpose(IntEnum):
     TARGET = 1
     VERIFY = 2
     DRAFT = 3
+    ROW = 4
 
 
 class KeyedRng:
@@ -109,8 +112,7 @@ class KeyedRng:
     def _state(self) -> tuple[Tensor, Tensor]:
         """Stream of each row and committed length: int64 [B] each."""
         if self._made is None:
-            both = torch.tensor([[_signed(s) for s in self._seeds], list(self._lengths)], dtype=torch.int64)
-            both = both.to(self._device)
+            both = on_device([[_signed(s) for s in self._seeds], list(self._lengths)], self._device)
             self._made = _mix(both[0]), both[1]
         return self._made
 
@@ -122,6 +124,13 @@ def sample_seed(seed: int, sample: int) -> int:
     row = _mix(torch.tensor([_signed(seed)], dtype=torch.int64))
     word = _round_word(torch.tensor([sample], dtype=torch.int64), Purpose.SAMPLE)
     return int(_number(row, word)) % 2**64
+
+
+def row_seed(seed: int, row: int) -> int:
+    """Derive the seed of a row that must share no draw with any other row, of the same seed too."""
+    stream = _mix(torch.tensor([_signed(seed)], dtype=torch.int64))
+    word = _round_word(torch.tensor([row], dtype=torch.int64), Purpose.ROW)
+    return int(_number(stream, word)) % 2**64
 
 
 def _round_word(position: Tensor, purpose: Purpose) -> Tensor:

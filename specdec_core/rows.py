@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -11,17 +12,18 @@ from torch import Tensor
 from specdec_core.clock import Clock
 from specdec_core.constraints import Walk
 from specdec_core.context import RoundContext, TokenBuffer
-from specdec_core.draft import Verdict
 from specdec_core.errors import ConstraintError
 from specdec_core.guard import CheckedDraft
 from specdec_core.history import History, node_paths
 from specdec_core.interfaces import Outcome
 from specdec_core.logprobs import TokenLogprob, measure, read
+from specdec_core.model.tree import Tree
 from specdec_core.rng import KeyedRng, Purpose
 from specdec_core.row_text import RowText
 from specdec_core.sampling_params import FinishReason, SamplingParams
 from specdec_core.stats import Stats
 from specdec_core.stopping import cut
+from specdec_core.verdicts import CheckedVerdict
 
 
 @dataclass(eq=False)
@@ -36,6 +38,7 @@ class Row:
     context_limit: int | None
     walk: Walk | None = None  # of its constraint
     sample: int = 0  # which of the prompt's n samples
+    own_seed: int | None = None  # of its draws, where no other row may share them
     place: int = -1
     began: float = 0.0  # when it was admitted, on the run's clock
     tokens: list[int] = field(default_factory=list)  # committed, prompt included
@@ -120,12 +123,15 @@ class Batch:
 
     def history(self, checked: CheckedDraft) -> History:
         """What was said before the last pending token's successor and before every node's."""
-        draft, tree = checked.draft, checked.tree
-        if tree is None:
+        draft = checked.draft
+        if not draft.nodes:
             return self.context.history()
-        return self.context.history(
-            lambda: node_paths(draft.tokens, tree.ancestors, tree.depths, draft.depth)
-        )
+
+        def paths() -> Tensor:
+            tree = Tree.of_chains(draft.parents) if checked.tree is None else checked.tree
+            return node_paths(draft.tokens, tree.ancestors, tree.depths, draft.depth)
+
+        return self.context.history(paths)
 
     @cached_property
     def first(self) -> bool:
@@ -137,17 +143,23 @@ class Batch:
         """The verifier's randomness; the keys are those of the start of the round."""
         return self._rng(Purpose.VERIFY, "")
 
-    def commit(self, checked: CheckedDraft, verdict: Verdict, logits: Tensor) -> tuple[Outcome, list[int]]:
+    def commit(
+        self, checked: CheckedDraft, verdict: CheckedVerdict, logits: Tensor
+    ) -> tuple[Outcome, list[int]]:
         """Make the verdict's tokens part of the output; return it with the draft's flags.
 
         This is the round's one host transfer. EOS, stop strings and caps are applied here, in mid-block,
         and a path that they cut is cut too; such a row has ended.
 
         logits: [B, 1 + n, V] raw, for rows that want log-probabilities.
+
+        Raises:
+            VerifierError: the verdict broke a rule; nothing was committed.
         """
         context = self.context
         top = max((p.logprobs for p in self.params if p.logprobs is not None), default=None)
         found = _to_host(checked, verdict, logits, top)
+        verdict.check(reduce(or_, (block.verdict_flags for block in found)))
         tokens, paths = [], []
         sources = checked.draft.sources or [""] * len(self.rows)
         for row, block, source in zip(self.rows, found, sources, strict=True):
@@ -171,7 +183,7 @@ class Batch:
         return seconds
 
     def _rng(self, purpose: Purpose, owner: str) -> KeyedRng:
-        seeds = [row.seed for row in self.rows]
+        seeds = [row.seed if row.own_seed is None else row.own_seed for row in self.rows]
         return KeyedRng(seeds, [len(row.tokens) for row in self.rows], purpose, owner, self.buffer.device)
 
 
@@ -182,11 +194,12 @@ class _Block:
     path: list[int]
     tokens: list[int]  # accepted, and the row's own
     drafted: int
-    flags: int
+    flags: int  # of the draft
+    verdict_flags: int
     logprobs: list[int]  # as `logprobs.read` takes them
 
 
-def _to_host(checked: CheckedDraft, verdict: Verdict, logits: Tensor, top: int | None) -> list[_Block]:
+def _to_host(checked: CheckedDraft, verdict: CheckedVerdict, logits: Tensor, top: int | None) -> list[_Block]:
     """Fetch all that a round brought, in one transfer."""
     path, next_token = verdict.path, verdict.next_token.unsqueeze(-1)
     d = path.shape[1]
@@ -194,7 +207,7 @@ def _to_host(checked: CheckedDraft, verdict: Verdict, logits: Tensor, top: int |
     if d:
         along = checked.draft.tokens.gather(1, path.clamp(min=0))
         tokens = torch.cat([torch.where(path >= 0, along, next_token), next_token], dim=1)
-    parts = [path, tokens]
+    parts = [path, tokens, verdict.flags.unsqueeze(-1)]
     if checked.counts is not None and checked.flags is not None:
         parts += [checked.counts.unsqueeze(-1), checked.flags.unsqueeze(-1)]
     if top is not None:
@@ -203,6 +216,7 @@ def _to_host(checked: CheckedDraft, verdict: Verdict, logits: Tensor, top: int |
     for row in torch.cat(parts, dim=1).tolist():
         accepted = [node for node in row[:d] if node >= 0]
         said, rest = row[d : d + len(accepted) + 1], row[2 * d + 1 :]
+        wrong = rest.pop(0)
         drafted, flags = (0, 0) if checked.counts is None else (rest.pop(0), rest.pop(0))
-        blocks.append(_Block(accepted, said, drafted, flags, rest))
+        blocks.append(_Block(accepted, said, drafted, flags, wrong, rest))
     return blocks

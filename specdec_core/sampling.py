@@ -11,6 +11,7 @@ from specdec_core.distributions import TargetDistributions
 from specdec_core.history import History
 from specdec_core.processors import process, wanted
 from specdec_core.sampling_params import SamplingParams
+from specdec_core.transfer import on_device
 
 _FLOAT32 = torch.finfo(torch.float32)
 
@@ -22,7 +23,7 @@ def distributions(
     if all(p.greedy for p in params):
         plain = not any(wanted(p) for p in params)  # then the argmax needs no float32 copy
         return TargetDistributions(logits if plain else processed(logits, params, history))
-    greedy = torch.tensor([p.greedy for p in params], device=logits.device)
+    greedy = on_device([p.greedy for p in params], logits.device, torch.bool)
     return TargetDistributions(processed(logits, params, history), greedy)
 
 
@@ -44,7 +45,7 @@ def warp(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     def column(values: list[float]) -> Tensor:
         shape = (-1, *([1] * (scores.dim() - 1)))
-        return torch.tensor(values, dtype=torch.float32, device=scores.device).view(shape)
+        return on_device(values, scores.device, torch.float32).view(shape)
 
     # Relative to the largest, so that a tiny temperature overflows to -inf at worst.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / column(

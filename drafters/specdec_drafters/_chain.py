@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec_core import HOLE, Capabilities, Context, Draft, DrafterConfig, DraftLaw
+from specdec_core import HOLE, Capabilities, Context, Draft, DrafterConfig, DraftLaw, top_token
 from specdec_drafters._cached import CachedDrafter
 from specdec_drafters._law import Drawing, Temperature, confidence, q_mask, q_scores
 from specdec_drafters._vocabulary import aligned
@@ -45,7 +46,7 @@ class ChainDrafter(CachedDrafter):
         logits = model.extend(context)[:, 0]
         while chain.add(aligned(logits, vocab_size)):
             fed = len(chain.tokens) - 1
-            logits = model.extend(context, chain.tokens[-1].unsqueeze(1), chain.parents(), fed)[:, 0]
+            logits = model.extend(context, chain.tokens[-1].unsqueeze(1), None, fed)[:, 0]
         return chain.finished()
 
 
@@ -54,13 +55,10 @@ class _Chain:
 
     def __init__(self, config: ChainConfig, context: Context, depths: list[int]) -> None:
         self._config, self._context, self._depths = config, context, depths
-        self._limits = torch.tensor(depths, device=context.device)
-        self._going: Tensor | None = None  # bool [B]: rows that have not stopped
-        self._score: Tensor | None = None  # float32 [B]: chance that all so far are accepted
+        self._going: list[Tensor] = []  # bool [B] each: rows that have not stopped; where any may stop early
         self.tokens: list[Tensor] = []  # int64 [B] each
-        self._parents: list[Tensor] = []  # int64 [B] each
         self._probs: list[Tensor] = []  # float32 [B, V] each
-        self._scores: list[Tensor] = []  # float32 [B] each
+        self._sure: list[Tensor] = []  # float32 [B] each
 
     def add(self, logits: Tensor) -> bool:
         """Draw one more token from logits [B, V]; say whether the model is to read it."""
@@ -68,26 +66,22 @@ class _Chain:
         paths = torch.stack(self.tokens, dim=1) if depth else None
         scores = q_scores(self._context, logits, self._config.temperature, paths)
         sure = confidence(scores)
-        going = (self._limits > depth) & (sure >= self._config.min_confidence)
-        going = going if self._going is None else going & self._going
-        if self._all_stopped(going):
-            return False
-        self._going, self._score = going, sure if self._score is None else sure * self._score
+        if self._config.min_confidence > 0:
+            going = sure >= self._config.min_confidence
+            going = going & self._going[-1] if depth else going
+            if self._decides_on_host and not self._any_left(going):
+                return False
+            self._going.append(going)
         self.tokens.append(self._drawn(scores, depth))
-        self._parents.append(torch.where(going, depth - 1, HOLE))
-        self._scores.append(self._score)
+        self._sure.append(sure)
         return depth + 1 < max(self._depths)
-
-    def parents(self) -> Tensor:
-        """int64 [B, tokens so far]."""
-        return torch.stack(self._parents, dim=1)
 
     def finished(self) -> Draft:
         """Make the draft."""
         rows, n = len(self._depths), len(self.tokens)
         if not n:
             return Draft.empty(rows, self._context.device)
-        parents = self.parents()
+        parents = self._parents(n)
         counts = [min(depth, n) for depth in self._depths]
         if self._decides_on_host:
             counts = (parents != HOLE).sum(dim=1).tolist()
@@ -98,14 +92,25 @@ class _Chain:
             depth=n,
             width=1,
             probs=torch.stack(self._probs, dim=1) if self._probs else None,
-            scores=torch.stack(self._scores, dim=1),
+            scores=torch.stack(self._sure, dim=1).cumprod(dim=1),
             counts=tuple(counts),
+            chain=True,
         )
+
+    def _parents(self, n: int) -> Tensor:
+        """Hang each node on the one before, up to its row's limit and first doubt: int64 [B, n]."""
+        index = torch.arange(n, device=self._context.device)
+        parents = (index - 1).repeat(len(self._depths), 1)
+        if min(self._depths) < n:
+            parents = parents.masked_fill(index >= self._limits.unsqueeze(1), HOLE)
+        if self._going:
+            parents = parents.masked_fill(~torch.stack(self._going, dim=1), HOLE)
+        return parents
 
     def _drawn(self, scores: Tensor, depth: int) -> Tensor:
         law, rng = self._config.draft.law, self._context.rng
         if law == DraftLaw.ONE_HOT:
-            return scores.argmax(dim=-1)
+            return top_token(scores)
         scores = q_mask(self._context, scores, self._config.temperature)
         if law == DraftLaw.COUPLED:
             return rng.target_draw(scores, depth)
@@ -118,5 +123,10 @@ class _Chain:
         """Whether forwards are skipped for want of confidence: only where a look at it costs no transfer."""
         return self._config.min_confidence > 0 and self._context.device.type == "cpu"
 
-    def _all_stopped(self, going: Tensor) -> bool:
-        return self._decides_on_host and not bool(going.any())
+    @cached_property
+    def _limits(self) -> Tensor:
+        """int64 [B]."""
+        return torch.tensor(self._depths, device=self._context.device)
+
+    def _any_left(self, going: Tensor) -> bool:
+        return bool((going & (self._limits > len(self.tokens))).any())

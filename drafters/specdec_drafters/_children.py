@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_core import Context
+from specdec_core import Context, top_tokens
 from specdec_drafters._law import q_mask, q_scores
 
 
@@ -26,7 +26,7 @@ def top_children(
 ) -> Children:
     """Take the likeliest tokens, in that order. logits: [B, c, V], paths: int64 [B, c, d]."""
     scores = _scores(_each_node(context, logits), logits, paths, temperature)
-    share, tokens = scores.softmax(dim=-1).topk(width, dim=-1)
+    share, tokens = top_tokens(scores.softmax(dim=-1), width)
     size = (*logits.shape[:2], width)
     return Children(tokens.view(size), (share > 0).view(size), share.view(size), q=None)
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from pydantic import ConfigDict, Field, field_serializer
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec_core import DrafterConfig, TargetInfo, UsageError
 from specdec_drafters._vocabulary import check_vocabulary
@@ -57,16 +56,19 @@ def own_model(model: str | nn.Module, config: OwnModelConfig, target: TargetInfo
     head: Any = own.get_output_embeddings() or embedding
     tokenizer = config.tokenizer
     if isinstance(tokenizer, str):
-        tokenizer = _tokenizer(tokenizer, config.revision)
+        tokenizer = _tokenizer(tokenizer, _where(tokenizer, config.revision, target))
     elif tokenizer is None:  # for a model in memory only what is at hand: no download behind its back
         beside = label if loaded else getattr(own.config, "_name_or_path", "")
-        tokenizer = _tokenizer(beside, config.revision, local=not loaded)
+        where = _where(beside, config.revision, target) | ({} if loaded else {"local_files_only": True})
+        tokenizer = _tokenizer(beside, where)
     check_vocabulary(label, tokenizer, head.weight.shape[0], target.tokenizer, target.vocab_size)
-    return model.eval()
+    return model
 
 
 def _load(name: str, config: OwnModelConfig, target: TargetInfo) -> nn.Module:
-    options = _where(name, config.revision)
+    from transformers import AutoModelForCausalLM  # takes seconds: a wrong name is told before
+
+    options = _where(name, config.revision, target)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(options.pop("name"), dtype="auto", **options)
     except _UNREADABLE as error:
@@ -79,20 +81,26 @@ def _load(name: str, config: OwnModelConfig, target: TargetInfo) -> nn.Module:
     return moved
 
 
-def _tokenizer(name: str, revision: str | None, *, local: bool = False) -> Any | None:
+def _tokenizer(name: str, options: dict[str, Any]) -> Any | None:
     """Load the tokenizer that lies beside a model; None where there is none."""
     if not name:
         return None
-    options = _where(name, revision) | ({"local_files_only": True} if local else {})
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(options.pop("name"), **options)
     except _UNREADABLE:
         return None
 
 
-def _where(name: str, revision: str | None) -> dict[str, Any]:
+def _where(name: str, revision: str | None, target: TargetInfo) -> dict[str, Any]:
+    """Say where to load from, and that what holds for the target holds here: offline, trust."""
     folder = Path(name).expanduser()
-    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    options: dict[str, Any] = {"trust_remote_code": target.trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    if target.offline:
+        options["local_files_only"] = True
     if folder.is_dir():
         return options | {"name": str(folder), "local_files_only": True}
     return options | {"name": name}

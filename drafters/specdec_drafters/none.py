@@ -22,7 +22,7 @@ class NoDrafter:
 
     name = "none"
     Config = DrafterConfig
-    capabilities = Capabilities(laws=frozenset({DraftLaw.ONE_HOT}), max_depth=0)
+    capabilities = Capabilities(laws=frozenset({DraftLaw.ONE_HOT}), max_depth=0, on_host=True)
 
     def __init__(self, config: DrafterConfig) -> None:
         self.config = config

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from pydantic import Field, model_validator
 
 from specdec_core import RowDrafter, RowDrafterConfig, Rows, UsageError
+
+# The chance that the token behind a match is right, by the length of the match: greedy output of
+# SmolLM2-135M-Instruct for 21 prompts (copying, code, chat, maths, summary), 1,750 tokens.
+_RIGHT = (0.16, 0.45, 0.62, 0.70, 0.80, 0.83, 0.88)
+_RIGHT_FROM = ((32, 0.985), (16, 0.96), (8, 0.90))
 
 
 class PromptLookupConfig(RowDrafterConfig):
@@ -30,6 +37,9 @@ class PromptLookup(RowDrafter):
     Prompt and output are searched. The longest matching suffix wins, of max_ngram down to min_ngram tokens;
     among its earlier occurrences the most recent one. A continuation that runs into the end of the context
     goes on periodically. An index of n-grams grows with the row, so a round costs the same at any length.
+
+    Scores follow from how far the match reaches back, beyond max_ngram too: each accepted token makes it
+    longer.
     """
 
     name = "prompt_lookup"
@@ -39,6 +49,7 @@ class PromptLookup(RowDrafter):
         super().__init__(config)
         self._sizes = range(config.max_ngram, config.min_ngram - 1, -1)
         self._index: dict[int, _NgramIndex] = {}
+        self._matched: dict[int, int] = {}  # row -> tokens of its last match
 
     def admit(self, rows: Rows) -> None:
         """Start an index for each row."""
@@ -50,13 +61,20 @@ class PromptLookup(RowDrafter):
         start = self._index[row].find(tokens)
         if start is None:
             return []
+        self._matched[row] = _match_length(tokens, start)
         period = len(tokens) - start
         return [tokens[start + i % period] for i in range(budget)]
+
+    def scores_for(self, row: int, chain: Sequence[int]) -> list[float]:
+        """Guess from the length of the match."""
+        matched = self._matched[row]
+        return list(accumulate((_right(matched + i) for i in range(len(chain))), mul))
 
     def release(self, rows: Sequence[int]) -> None:
         """Drop the rows' indices."""
         for row in rows:
             self._index.pop(row, None)
+            self._matched.pop(row, None)
 
 
 class _NgramIndex:
@@ -80,3 +98,14 @@ class _NgramIndex:
             if found is not None:
                 return found
         return None
+
+
+def _match_length(tokens: Sequence[int], start: int) -> int:
+    """Count the tokens before `start` that equal the last ones, as far as it matters."""
+    most = min(start, _RIGHT_FROM[0][0])
+    return next((n for n in range(most) if tokens[start - 1 - n] != tokens[-1 - n]), most)
+
+
+def _right(matched: int) -> float:
+    """Guess the chance of the token behind a match of this length."""
+    return next((chance for least, chance in _RIGHT_FROM if matched >= least), _RIGHT[min(matched, 7) - 1])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec_core.errors import UnsupportedModel
+from specdec_core.model import grouped
 
 logger = logging.getLogger("specdec")
 
@@ -29,6 +31,8 @@ class AttentionPlan:
     additive: bool  # eager attention adds its mask, it does not apply it
     cache_argument: str
     takes_logits_to_keep: bool
+    group: int | None = None  # query heads to a key-value head, where `grouped` attends; None: it does not
+    configs: tuple[Any, ...] = field(default=(), repr=False)  # that name the attention `grouped` replaces
 
     @property
     def distinct(self) -> tuple[int | None, ...]:
@@ -39,11 +43,21 @@ class AttentionPlan:
         """Give the plan of a model that heeds no window."""
         return replace(self, windows=dict.fromkeys(self.windows))
 
+    def as_loaded(self) -> AttentionPlan:
+        """Give the plan that leaves the model's attention as it is."""
+        return replace(self, group=None)
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Put our attention in place of the model's own for a while, where we have one for it."""
+        return nullcontext() if self.group is None else grouped.named(self.configs)
+
     def mask(self, masks: dict[int | None, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Turn boolean masks by window into the model's `attention_mask`."""
-        if self.additive:
-            floor = torch.finfo(dtype).min
+        if self.additive or self.group is not None:
+            floor = torch.finfo(dtype).min if self.additive else -torch.inf
             masks = {w: torch.zeros_like(m, dtype=dtype).masked_fill_(~m, floor) for w, m in masks.items()}
+        if self.group is not None:
+            masks = {w: grouped.fold(m, self.group) for w, m in masks.items()}
         if len(self.windows) == 1:
             return masks[self.distinct[0]]
         return {kind: masks[window] for kind, window in self.windows.items()}
@@ -96,11 +110,16 @@ def plan_attention(model: PreTrainedModel) -> AttentionPlan:
     windows = _windows(model, config)
     _use_masked_attention(model)
     parameters = inspect.signature(model.forward).parameters
+    configs = grouped.configs_of(model)
+    if configs:
+        grouped.register()
     return AttentionPlan(
         windows=windows,
         additive=config._attn_implementation == "eager",
         cache_argument="cache" if "cache" in parameters else "past_key_values",
         takes_logits_to_keep="logits_to_keep" in parameters,
+        group=grouped.group_size(config) if configs else None,
+        configs=configs,
     )
 
 

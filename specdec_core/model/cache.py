@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-_ROUND_TO = 64  # slots are reserved in these steps, so that buffers grow rarely
+from specdec_core.transfer import on_device
+
+_ROUND_TO = 64  # slots are reserved in these steps
 
 
 class SlotCache(Cache):
@@ -28,6 +30,7 @@ class SlotCache(Cache):
         self.moves = 0  # how often buffers were replaced
         self._first = 0  # first place of the forward
         self._slots: Tensor | None = None  # int64 [B, T]: where each column writes
+        self._row: Tensor | None = None  # int64 [B, 1]: 0, 1, ...
         self._view = 0  # how many slots attention sees
         self._span: tuple[int, int] | None = None  # one row without padding: columns lie in this range
 
@@ -42,20 +45,32 @@ class SlotCache(Cache):
         """The slot that takes what padding writes."""
         return self.slots - 1
 
-    def reserve(self, places: int, slots: int) -> None:
-        """Make room for this many places and slots; buffers may move."""
-        places = max(places, self.places)
-        slots = max(-(-(slots + 1) // _ROUND_TO) * _ROUND_TO, self.slots)
+    def reserve(self, places: int, slots: int, most: int | None = None) -> None:
+        """Make room for this many places and slots; buffers may move.
+
+        Slots grow by half at least, so that ever longer rows move them a few times only; never beyond
+        `most`, if nobody will ask for more than that.
+        """
+        places, needed = max(places, self.places), _rounded(slots)
+        if needed > self.slots and self.places:
+            ample = _rounded(self.slots + self.slots // 2)
+            needed = max(needed, ample if most is None else min(ample, _rounded(most)))
+        slots = max(needed, self.slots)
         if (places, slots) == (self.places, self.slots):
             return
         self.moves += 1
-        self.keys = [self._grown(buffer, places, slots) for buffer in self.keys]
-        self.values = [self._grown(buffer, places, slots) for buffer in self.values]
+        for buffers in (self.keys, self.values):
+            for i, buffer in enumerate(buffers):  # one by one: each old one is freed before the next grows
+                buffers[i] = self._grown(buffer, places, slots)
         self.places, self.slots = places, slots
 
-    def aim(self, first: int, slots: Tensor, view: int, span: tuple[int, int] | None = None) -> None:
-        """Point the next forward at places first, first + 1, ...; it writes at `slots` and sees `view`."""
+    def aim(self, first: int, slots: Tensor | None, view: int, span: tuple[int, int] | None = None) -> None:
+        """Point the next forward at places first, first + 1, ...; it writes at `slots` and sees `view`.
+
+        span: the range of slots that one row without padding fills; then `slots` is not read.
+        """
         self._first, self._slots, self._view, self._span = first, slots, view, span
+        self._row = None if slots is None else torch.arange(slots.shape[0], device=slots.device)[:, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -73,8 +88,8 @@ class SlotCache(Cache):
             values[:, :, self._span[0] : self._span[1]] = value_states
         else:
             assert self._slots is not None
-            slots = self._slots.to(keys.device)
-            row = torch.arange(keys.shape[0], device=keys.device)[:, None]
+            assert self._row is not None
+            slots, row = self._slots.to(keys.device), self._row.to(keys.device)
             keys[row, :, slots] = key_states.transpose(1, 2)
             values[row, :, slots] = value_states.transpose(1, 2)
         return keys[:, :, : self._view], values[:, :, : self._view]
@@ -83,12 +98,14 @@ class SlotCache(Cache):
         """Copy slots of each place, all at once: source and target are [rows][moves], of any lengths."""
         width = max(map(len, source))
         pad = [self.trash] * width
-        index = torch.tensor([[*row, *pad][:width] for row in source + target], dtype=torch.int64)
-        for buffers in (self.keys, self.values):
-            for buffer in buffers:
-                at = index.to(buffer.device, non_blocking=True)
-                row = torch.tensor(places, device=buffer.device)[:, None]
-                buffer[row, :, at[len(places) :]] = buffer[row, :, at[: len(places)]]
+        padded = [[*row, *pad][:width] for row in source + target]
+        index: dict[torch.device, tuple[Tensor, Tensor]] = {}  # a model may lie on several devices
+        for buffer in (*self.keys, *self.values):
+            if buffer.device not in index:
+                rows = on_device(places, buffer.device).unsqueeze(1)
+                index[buffer.device] = rows, on_device(padded, buffer.device)
+            row, at = index[buffer.device]
+            buffer[row, :, at[len(places) :]] = buffer[row, :, at[: len(places)]]
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the first `count` slots of one place to another."""
@@ -110,3 +127,8 @@ class SlotCache(Cache):
         grown = buffer.new_zeros((places, buffer.shape[1], slots, buffer.shape[3]))
         grown[: buffer.shape[0], :, : buffer.shape[2]] = buffer
         return grown
+
+
+def _rounded(slots: int) -> int:
+    """Round up, with one more slot for the trash."""
+    return -(-(slots + 1) // _ROUND_TO) * _ROUND_TO

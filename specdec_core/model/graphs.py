@@ -39,13 +39,19 @@ class _Step:
 class FixedSteps:
     """Runs a function at fixed shapes; one set of input tensors, and in time one graph, a key.
 
-    A graph holds the addresses of the cache, so `drop` must be called when buffers move.
+    A graph holds the addresses of the cache, so `drop` must be called when buffers move. The key that was
+    not used for longest is forgotten when there are more than `most`.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        self.capture = capture
+    def __init__(self, capture: Capture, most: int = 128) -> None:
+        self.capture, self.most = capture, most
         self._steps: dict[Hashable, _Step] = {}
         self._pool: Any = None
+
+    @property
+    def warm_up(self) -> int:
+        """How many uses of a new shape cost more than it does later."""
+        return 2 if self.capture is Capture.GRAPHS else 0
 
     def drop(self) -> None:
         """Forget every captured graph."""
@@ -54,12 +60,15 @@ class FixedSteps:
 
     def run(self, key: Hashable, inputs: Inputs, forward: Callable[[Inputs], Outputs]) -> Outputs:
         """Copy the inputs into the key's fixed tensors and run; outputs are valid until the next run."""
-        step = self._steps.get(key)
+        step = self._steps.pop(key, None)
         if step is None:
-            step = self._steps[key] = _Step({name: tensor.clone() for name, tensor in inputs.items()})
+            while len(self._steps) >= self.most:
+                del self._steps[next(iter(self._steps))]
+            step = _Step({name: tensor.clone() for name, tensor in inputs.items()})
         else:
             for name, tensor in inputs.items():
                 step.inputs[name].copy_(tensor, non_blocking=True)
+        self._steps[key] = step  # in order of use
         step.uses += 1
         if self.capture is Capture.GRAPHS and step.graph is None and step.uses == 2:
             self._capture(step, forward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MethodType
 from typing import Any
 
@@ -25,11 +25,11 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
         UnsupportedModel: the list of layers is not found.
     """
     path = _path_to_blocks(model)
-    short: PreTrainedModel = _shallow(model)
+    short: PreTrainedModel = shallow(model)
     parent: Any = short
     on_the_way = [short]
     for name in path[:-1]:
-        parent._modules[name] = _shallow(parent._modules[name])
+        parent._modules[name] = shallow(parent._modules[name])
         parent = parent._modules[name]
         on_the_way.append(parent)
     parent._modules[path[-1]] = nn.ModuleList(list(parent._modules[path[-1]])[:count])
@@ -41,25 +41,65 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     return short
 
 
-def apply_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Apply final norm, head, scale and soft cap, as the model itself does: [..., H] -> [..., V].
+def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Find final norm, head, scale and soft cap, as the model itself applies them: [..., H] -> [..., V].
 
-    A one-layer copy runs over dummy ids, one a row; what its layer returns is replaced by `hidden`.
+    A one-layer copy, made once, runs over dummy ids, one a row; what its layer returns is replaced by the
+    states.
     """
-    flat = hidden.reshape(-1, 1, hidden.shape[-1])
     short = first_layers(model, 1)
+    block = blocks_of(short)[0]
 
-    def replace(_: nn.Module, __: Any, output: Any) -> Any:
-        return (flat, *output[1:]) if isinstance(output, tuple) else flat
-
-    handle = blocks_of(short)[0].register_forward_hook(replace)
-    try:
+    @torch.no_grad()
+    def head(hidden: Tensor) -> Tensor:
+        flat = hidden.reshape(-1, 1, hidden.shape[-1])
         ids = torch.zeros(flat.shape[:2], dtype=torch.int64, device=hidden.device)
-        with torch.no_grad():
+        with _replaced_output(block, flat):
             logits: Tensor = short(input_ids=ids, use_cache=False).logits
+        return logits.reshape(*hidden.shape[:-1], -1)
+
+    return head
+
+
+def final_norm(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Find what the model does between its last layer and its head: [..., H] -> [..., H].
+
+    As a rule that is one module, the final norm. Where it is more, a one-layer copy runs with what its
+    layer returns replaced, as in `head_of`.
+    """
+    short = first_layers(model, 1)
+    decoder, block = short.get_decoder(), blocks_of(short)[0]
+    embedding: Any = model.get_input_embeddings()
+    device, width = embedding.weight.device, model.config.get_text_config(decoder=True).hidden_size
+
+    @torch.no_grad()
+    def whole(hidden: Tensor) -> Tensor:
+        flat = hidden.reshape(-1, 1, hidden.shape[-1])
+        ids = torch.zeros(flat.shape[:2], dtype=torch.int64, device=device)
+        with _replaced_output(block, flat):
+            states: Tensor = decoder(input_ids=ids, use_cache=False)[0]
+        return states.reshape(*hidden.shape[:-1], -1)
+
+    probe = torch.linspace(-1, 2, width, device=device, dtype=model.dtype)
+    wanted = whole(probe)
+    for module in decoder.children():
+        with torch.no_grad(), suppress(Exception):  # most of them take no such states
+            if torch.equal(module(probe[None])[0], wanted):
+                norm: Callable[[Tensor], Tensor] = torch.no_grad()(module)
+                return norm
+    return whole
+
+
+@contextmanager
+def _replaced_output(block: nn.Module, states: Tensor) -> Iterator[None]:
+    def replace(_: nn.Module, __: Any, output: Any) -> Any:
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    handle = block.register_forward_hook(replace)
+    try:
+        yield
     finally:
         handle.remove()
-    return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -116,7 +156,8 @@ def _path_to_blocks(model: PreTrainedModel) -> list[str]:
     )
 
 
-def _shallow(module: Any) -> Any:
+def shallow(module: Any) -> Any:
+    """Copy a module, and none of its parts: its dict of children alone is new."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     forward = copied.__dict__.pop("forward", None)  # it would run the original

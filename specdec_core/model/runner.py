@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specdec_core.draft import HOLE
 from specdec_core.interfaces import Context, Outcome, Rows
 from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
 from specdec_core.model.cache import SlotCache
+from specdec_core.model.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
 from specdec_core.model.layers import block_states, blocks_of
 from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.shapes import Shape
-from specdec_core.model.tree import Tree, lay_out
+from specdec_core.model.tree import Layout, Tree, lay_out, lay_out_row
+from specdec_core.transfer import on_device
 
 DEFAULT_CHUNK = 512
 _MOST_FIXED_COLUMNS = 8  # pending tokens of a block that runs at fixed shapes
@@ -42,18 +45,24 @@ class _Block:
     pending: list[list[int]]
     ends: list[int]  # slots held once the pending tokens are fed
     tokens: Tensor | None = None  # int64 [B, m]
-    tree: Tree | None = None  # of fed + m nodes
+    parents: Tensor | None = None  # int64 [B, fed + m]; None: chains
     fed: int = 0
 
     @property
     def nodes(self) -> int:
         return 0 if self.tokens is None else self.tokens.shape[1]
 
+    @property
+    def chained(self) -> int:
+        """Nodes fed before that a chain goes on behind."""
+        return self.fed if self.parents is None else 0
+
     def span(self) -> tuple[int, int] | None:
-        """The range of slots that a single row without nodes fills, so that a copy can write it."""
-        if len(self.places) > 1 or self.nodes or self.fed:
+        """The range of slots that a single row without a tree fills, so that a copy can write it."""
+        if len(self.places) > 1 or self.parents is not None:
             return None
-        return self.ends[0] - len(self.pending[0]), self.ends[0]
+        end = self.ends[0] + self.fed
+        return end - len(self.pending[0]), end + self.nodes
 
 
 class Runner:
@@ -67,6 +76,7 @@ class Runner:
         lender: the runner whose cache and first layers this one borrows; it writes only behind what the
             lender holds, and what it wrote is forgotten when the lender next feeds or keeps.
         reuse_prefixes: let rows take over slots of rows that began alike.
+        max_rows: places are fewer than this; None: no limit is known.
         hidden_layers: layers (as in HF's `hidden_states`) whose states every forward returns.
     """
 
@@ -79,10 +89,11 @@ class Runner:
         hidden_layers: Sequence[int] = (),
         lender: Runner | None = None,
         reuse_prefixes: bool = True,
+        max_rows: int | None = None,
     ) -> None:
         self.model = unwrap(model)
         self.plan: AttentionPlan = plan_attention(self.model) if lender is None else lender.plan
-        self.chunk = chunk
+        self.chunk, self.max_rows = chunk, max_rows
         self.hidden_layers = tuple(hidden_layers)
         self.cache: SlotCache = SlotCache() if lender is None else lender.cache
         embedding: Any = self.model.get_input_embeddings()
@@ -90,6 +101,7 @@ class Runner:
         if capture is Capture.GRAPHS and self.device.type != "cuda":
             capture = Capture.OFF  # a CUDA graph would hold nothing, and replay it
         self.steps = FixedSteps(capture)
+        self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
         self._moves = self.cache.moves
         self._lender, self._borrowers = lender, list[Runner]()
         if lender is not None:
@@ -120,7 +132,8 @@ class Runner:
             self._fresh.add(place)
         if self.context_limit is not None:
             room = min(room, self.context_limit)
-        self.cache.reserve(max(rows.places, default=0) + 1, room + nodes)
+        most = None if self.context_limit is None else self.context_limit + nodes
+        self.cache.reserve(max(rows.places, default=0) + 1, room + nodes, most)
         self._settle(rows.places)
 
     def release(self, places: Sequence[int]) -> None:
@@ -146,17 +159,19 @@ class Runner:
         self, context: Context, tokens: Tensor | None = None, parents: Tensor | None = None, fed: int = 0
     ) -> Tensor:
         """Feed pending tokens and nodes; see `CachedModel.extend`."""
-        for _ in self.prefill(context):
-            pass
+        if not fed:  # else the round's first call has fed what was pending
+            for _ in self.prefill(context):
+                pass
         tokens = None if tokens is None else tokens.to(self.device)
-        tree = None if parents is None else Tree.of(parents.to(self.device))
-        return self.forward(context, tokens, tree, fed).logits.to(context.device)
+        parents = None if parents is None else parents.to(self.device)
+        return self.forward(context, tokens, parents, fed).logits.to(context.device)
 
-    def forward(self, context: Context, tokens: Tensor | None, tree: Tree | None, fed: int = 0) -> Forward:
-        """Feed what is pending (at most a chunk) and the nodes behind it."""
+    def forward(
+        self, context: Context, tokens: Tensor | None = None, parents: Tensor | None = None, fed: int = 0
+    ) -> Forward:
+        """Feed what is pending (at most a chunk) and the nodes behind it; parents: None for chains."""
         pending = [self._pending(context, i) for i in range(len(context.places))]
-        ends = [*context.host_lengths]
-        return self._feed(_Block(context.places, pending, ends, tokens, tree, fed))
+        return self._feed(_Block(context.places, pending, [*context.host_lengths], tokens, parents, fed))
 
     def adopt(self, context: Context) -> None:
         """Let rows that hold nothing yet take over the slots of another, or an earlier, row that began alike.
@@ -226,107 +241,128 @@ class Runner:
         span = None if fixed else block.span()  # where a row stands must not be part of a captured graph
         outputs = self._run(self._inputs(block, at, shape), first, shape, span, fixed)
         for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
-            if self._lender is None:
+            if self._lender is None and tokens:
                 self._prefixes.note(place, end - len(tokens), tokens)
             self._held[place] = end
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
         self.calls += 1
-        if at == list(range(len(at))):
-            outputs = tuple(output[: len(at)] for output in outputs)
-        else:
-            outputs = tuple(output[at] for output in outputs)
+        if at != list(range(shape.rows)):
+            outputs = tuple(_rows(output, at) for output in outputs)
         kept = block.nodes + (1 if shape.columns else 0)
+        logits = outputs[0] if outputs[0].shape[1] == kept else outputs[0][:, :kept]
         hidden = dict(zip(self.hidden_layers, outputs[1:], strict=True))
-        fed = tuple(map(len, block.pending))
-        return Forward(outputs[0][:, :kept], hidden, shape.columns, fed)
+        return Forward(logits, hidden, shape.columns, tuple(map(len, block.pending)))
 
     def _is_fixed(self, block: _Block) -> bool:
         """Whether a block runs at fixed shapes: prompts do not, their shapes are many and used once."""
-        short = max(map(len, block.pending)) <= _MOST_FIXED_COLUMNS
-        return short and self.steps.capture is not Capture.OFF
+        if self.steps.capture is Capture.OFF:
+            return False
+        return max(map(len, block.pending)) <= _MOST_FIXED_COLUMNS
 
     def _shape(self, block: _Block, fixed: bool) -> Shape:
-        rows = max(block.places) + 1 - min(block.places)
         columns = max(map(len, block.pending))
         view = max(block.ends) + block.fed + block.nodes
-        shape = Shape(rows, columns, block.nodes, block.fed, view)
-        if not fixed:
-            return shape
-        return replace(shape, rows=max(block.places) + 1).bucketed(self.cache.slots)
+        tree = block.parents is not None
+        rows = max(block.places) + 1 - (0 if fixed else min(block.places))
+        shape = Shape(rows, columns, block.nodes, block.fed - block.chained, view, tree)
+        return shape.bucketed(self.cache.slots, self.max_rows) if fixed else shape
 
     def _inputs(self, block: _Block, at: list[int], shape: Shape) -> Inputs:
-        """Make the block's tensors, [rows of the range, ...]; rows that are not members are padding."""
-        pending = [[0] * shape.columns for _ in range(shape.rows)]
-        held, counts = [0] * shape.rows, [0] * shape.rows
+        """Make the block's tensors, [rows of the range, ...]; rows that are not members are padding.
+
+        host: int64 [B, 2 + P]: slots held, tokens behind them (of chains the nodes too), pending tokens.
+        """
+        behind = 0 if shape.tree else shape.nodes
+        host = [[0] * (2 + shape.columns)] * shape.rows
         for row, tokens, end in zip(at, block.pending, block.ends, strict=True):
-            pending[row][shape.columns - len(tokens) :] = tokens
-            held[row], counts[row] = end - len(tokens), len(tokens)
-        host = torch.tensor([[*h, *ids] for *h, ids in zip(held, counts, pending, strict=True)])
-        host = host.to(self.device, non_blocking=True)
-        # A drafter's own model may know fewer tokens than the target says.
-        ids = host[:, 2:].clamp(max=self._embeddings - 1)
-        inputs = {"held": host[:, 0], "pending": host[:, 1], "ids": ids}
-        if block.tree is not None and block.tokens is not None:
-            inputs |= _spread(block.tokens.clamp(0, self._embeddings - 1), block.tree, at, shape)
+            start, padding = end - len(tokens) + block.chained, shape.columns - len(tokens)
+            host[row] = [start, len(tokens) + behind, *[0] * padding, *tokens]
+        inputs = {"host": on_device(host, self.device)}
+        if block.tokens is not None:
+            inputs["tokens"] = _padded(block.tokens, shape.nodes, at, shape.rows, 0)
+        if block.parents is not None:
+            inputs["parents"] = _padded(block.parents, shape.fed + shape.nodes, at, shape.rows, HOLE)
         return inputs
 
     def _run(
         self, inputs: Inputs, first: int, shape: Shape, span: tuple[int, int] | None, fixed: bool
     ) -> Outputs:
-        def forward(tensors: Inputs) -> Outputs:
-            return self._model_forward(tensors, first, shape, span)
-
         if self._moves != self.cache.moves:  # graphs hold the addresses of buffers that are gone
             self._moves = self.cache.moves
             self.steps.drop()
         if not fixed:
-            return forward(inputs)
+            return self._model_forward(inputs, first, shape, span)
         with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: no change
-            return self.steps.run(shape, inputs, forward)
+            # hooks that gather states are new in every forward, and would be compiled anew
+            model = None if self.hidden_layers else self.compiled
+            return self.steps.run(shape, inputs, lambda x: self._model_forward(x, first, shape, span, model))
 
-    def _model_forward(self, x: Inputs, first: int, shape: Shape, span: tuple[int, int] | None) -> Outputs:
+    def _model_forward(
+        self,
+        x: Inputs,
+        first: int,
+        shape: Shape,
+        span: tuple[int, int] | None,
+        compiled: Compiled | None = None,
+    ) -> Outputs:
         """Everything a captured graph holds: layout, masks, the model itself."""
-        tree, ids = None, x["ids"]
+        ids = x["host"][:, 2:]
         if "tokens" in x:
-            tree = Tree(x["ancestors"], x["depths"], x["real"])
-            ids = torch.cat([ids, x["tokens"]], dim=1)
-        windows, trash = self.plan.distinct, self.cache.trash
-        where = lay_out(x["held"], x["pending"], tree, shape.columns, shape.fed, shape.view, windows, trash)
+            ids = torch.cat([ids, x["tokens"]], dim=1) if shape.columns else x["tokens"]
+        # A drafter's own model may know fewer tokens than the target says; and a node's token may be any.
+        ids = ids.clamp(0, self._embeddings - 1)
+        where = self._layout(x, shape, span)
         self.cache.aim(first, where.slots, shape.view, span)
         keep = shape.nodes + (1 if shape.columns else 0)
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep
-        with block_states(self._blocks if self.hidden_layers else (), self.hidden_layers) as states:
-            output = self.model(
+        with (
+            self.plan.in_place(),
+            block_states(self._blocks if self.hidden_layers else (), self.hidden_layers) as states,
+        ):
+            output = (compiled or self.model)(
                 input_ids=ids,
                 position_ids=where.positions,
                 attention_mask=self.plan.mask(where.masks, self.dtype),
                 use_cache=True,
                 **arguments,
             )
-        wanted = (output.logits[:, -keep:], *(states[layer] for layer in self.hidden_layers))
+        logits = output.logits
+        wanted = (
+            logits if logits.shape[1] == keep else logits[:, -keep:],
+            *(states[layer] for layer in self.hidden_layers),
+        )
         return tuple(tensor.to(self.device) for tensor in wanted)
+
+    def _layout(self, x: Inputs, shape: Shape, span: tuple[int, int] | None) -> Layout:
+        windows = self.plan.distinct
+        if span is not None:
+            return lay_out_row(*span, windows, self.device)
+        columns, tree = shape.columns, None
+        if shape.tree:
+            tree = Tree.of(x["parents"])
+        else:
+            columns += shape.nodes
+        held, behind = x["host"][:, 0], x["host"][:, 1]
+        trash, limit = self.cache.trash, self.context_limit
+        return lay_out(held, behind, tree, columns, shape.fed, shape.view, windows, trash, limit)
 
 
 def _leading(path: list[int], fed: int) -> list[int]:
     return list(itertools.takewhile(lambda node: node < fed, path))
 
 
-def _spread(tokens: Tensor, tree: Tree, at: list[int], shape: Shape) -> Inputs:
-    """Pad nodes and rows to the shape: what is not there is a hole."""
-    nodes, total = shape.nodes - tokens.shape[1], shape.fed + shape.nodes - tree.real.shape[1]
-    pads = {
-        "tokens": (tokens, (0, nodes)),
-        "ancestors": (tree.ancestors, (0, total, 0, total)),
-        "depths": (tree.depths, (0, total)),
-        "real": (tree.real, (0, total)),
-    }
-    inputs = {name: torch.nn.functional.pad(x, pad) if any(pad) else x for name, (x, pad) in pads.items()}
-    if at == list(range(shape.rows)):
-        return inputs
-    return {
-        name: x.new_zeros((shape.rows, *x.shape[1:])).index_copy_(0, torch.tensor(at, device=x.device), x)
-        for name, x in inputs.items()
-    }
+def _rows(x: Tensor, at: list[int]) -> Tensor:
+    """Select rows by their index; a view where they are the first ones."""
+    return x[: len(at)] if at == list(range(len(at))) else x.index_select(0, on_device(at, x.device))
+
+
+def _padded(x: Tensor, width: int, at: list[int], rows: int, fill: int) -> Tensor:
+    """Pad [B, w] to [rows, width], each row at its place."""
+    if width > x.shape[1]:
+        x = torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill)
+    if at == list(range(rows)):
+        return x
+    return x.new_full((rows, width), fill).index_copy_(0, on_device(at, x.device), x)

@@ -17,17 +17,22 @@ class Shape:
     nodes: int  # fed in this call
     fed: int  # nodes fed before
     view: int  # slots that attention sees
+    tree: bool = False  # of the nodes; chains are told by their lengths alone
 
-    def bucketed(self, slots: int) -> Shape:
-        """Round every size up to one of the short list; `slots` is the capacity, a limit on the view."""
+    def bucketed(self, slots: int, rows: int | None = None) -> Shape:
+        """Round every size up to one of the short list.
+
+        slots, rows: the capacity, a limit on the view and on the rows.
+        """
         assert self.view <= slots
         view = -(-self.view // _VIEW) * _VIEW if self.view <= 8 * _VIEW else _power(self.view)
         return Shape(
-            rows=_up(self.rows),
+            rows=_up(self.rows) if rows is None else max(min(_up(self.rows), rows), self.rows),
             columns=_up(self.columns),
             nodes=_up(self.nodes),
             fed=self.fed,
             view=min(view, slots),
+            tree=self.tree,
         )
 
 

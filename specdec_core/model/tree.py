@@ -3,6 +3,8 @@
 A block has P columns of pending tokens, right-aligned, and then m columns of nodes. With L the slots a row
 holds and p its pending tokens, pending token i lies in slot L + i and node j in slot L + p + j. Columns
 without a token write to the trash slot and see slot 0 only, so that no mask row is ever empty.
+The nodes of chains are laid out as if they were pending too: a hole behind a chain's end is then fed like a
+node, which harms nothing, as it lies behind all that anybody reads or keeps.
 Everything here is made on the device, with shapes known on the host.
 """
 
@@ -38,14 +40,33 @@ class Tree:
         real = ~(ancestors & hole.unsqueeze(1)).any(dim=-1)
         return cls(ancestors, reach.sum(dim=-1).long(), real)
 
+    @classmethod
+    def of_chains(cls, parents: Tensor) -> Tree:
+        """Give the same for chains, whose holes come last: ROOT, 0, 1, ... and then HOLE."""
+        rows, n = parents.shape
+        index = torch.arange(n, device=parents.device)
+        ancestors = (index <= index[:, None]).expand(rows, n, n)
+        return cls(ancestors, (index + 1).expand(rows, n), parents != HOLE)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Layout:
     """Where a block's columns stand and what they see."""
 
     positions: Tensor  # int64 [B, P + m]
-    slots: Tensor  # int64 [B, P + m]
+    slots: Tensor | None  # int64 [B, P + m]; None: those that are its positions
     masks: dict[int | None, Tensor]  # sliding window or None -> bool [B, 1, P + m, view]
+
+
+def lay_out_row(start: int, end: int, windows: tuple[int | None, ...], device: torch.device) -> Layout:
+    """Lay out one row without padding, whose columns follow one another: slots start to end - 1."""
+    columns = end - start
+    positions = torch.arange(start, end, device=device).unsqueeze(0)
+    seen = torch.ones((1, 1, columns, end), dtype=torch.bool, device=device)
+    if columns > 1:
+        seen = seen.tril_(start)
+    masks = {window: seen if window is None else seen.triu(start - window + 1) for window in windows}
+    return Layout(positions, None, masks)
 
 
 def lay_out(
@@ -57,6 +78,7 @@ def lay_out(
     view: int,  # slots that attention sees
     windows: tuple[int | None, ...],
     trash: int,
+    limit: int | None = None,  # positions that there are
 ) -> Layout:
     """Lay out one block; pure tensor work with static shapes."""
     offset = torch.arange(columns, device=held.device) - (columns - pending[:, None])  # [B, P]
@@ -74,6 +96,9 @@ def lay_out(
         limits = torch.cat([limits, base[:, None].expand(-1, n - fed)], dim=1)
     positions = positions.where(real, 0)
     slots = slots.where(real, trash)
+    if tree is None:  # chains may be rounded up beyond what is reserved, and beyond the last position
+        slots = slots.clamp_(max=trash)
+        positions = positions if limit is None else positions.clamp_(max=limit - 1)
     slot = torch.arange(view, device=held.device)
     seen = slot < limits.where(real, 1).unsqueeze(-1)  # [B, T, view]
     key_positions = slot.expand(held.shape[0], -1)

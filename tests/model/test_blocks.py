@@ -25,7 +25,7 @@ from harness import (
 from tiny import tiny_model
 
 from specdec_core import HOLE, ROOT
-from specdec_core.model.layers import apply_head
+from specdec_core.model.layers import head_of
 from specdec_core.model.runner import Runner
 
 NODES = 7
@@ -251,4 +251,4 @@ def test_hidden_states_are_those_of_the_blocks() -> None:
     for layer in (0, 2):
         assert distance(forward.hidden[layer], wanted[layer]) < ROUNDING
     assert distance(model.model.norm(forward.hidden[3]), wanted[3]) < ROUNDING
-    assert distance(apply_head(model, forward.hidden[3])[0], plain(model, text)) < ROUNDING
+    assert distance(head_of(model)(forward.hidden[3])[0], plain(model, text)) < ROUNDING

@@ -123,7 +123,7 @@ def test_inputs_keep_their_addresses() -> None:
     runner = Runner(tiny_model(), capture=Capture.FIXED)
     real = runner._model_forward
 
-    def spy(x: Inputs, first: int, shape: Shape, span: object) -> Outputs:
+    def spy(x: Inputs, first: int, shape: Shape, span: object, compiled: None = None) -> Outputs:
         assert first == 0
         assert span is None  # where a row stands is no part of a graph
         seen.setdefault(shape, []).append({name: tensor.data_ptr() for name, tensor in x.items()})
@@ -265,7 +265,7 @@ def test_a_captured_forward_never_waits(model: Any) -> None:
     real = runner._model_forward
     shapes = set()
 
-    def watched(x: Inputs, first: int, shape: Shape, span: None) -> Outputs:
+    def watched(x: Inputs, first: int, shape: Shape, span: None, compiled: None = None) -> Outputs:
         with NoSync():
             shapes.add(shape)
             return real(x, first, shape, span)

@@ -16,7 +16,7 @@ from tiny import tiny_model
 from torch import Tensor, nn
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
-from specdec_core.model.layers import apply_head, block_states, blocks_of, first_layers
+from specdec_core.model.layers import block_states, blocks_of, final_norm, first_layers, head_of
 from specdec_core.target import Target
 
 LAYERS = 4
@@ -86,17 +86,38 @@ def test_the_head_alone(model: Any) -> None:
     """Applied to what the last block gives, of any shape, it makes the model's own logits."""
     hidden = states(model)
     expected = torch.stack([plain(model, row) for row in IDS.tolist()])
-    assert distance(apply_head(model, hidden[LAYERS]), expected) < ROUNDING
-    assert distance(apply_head(model, hidden[LAYERS][0, 3]), expected[0, 3]) < ROUNDING
+    assert distance(head_of(model)(hidden[LAYERS]), expected) < ROUNDING
+    assert distance(head_of(model)(hidden[LAYERS][0, 3]), expected[0, 3]) < ROUNDING
     nested = hidden[LAYERS].reshape(2, 5, 2, 2, -1)
-    assert apply_head(model, nested).shape == (2, 5, 2, 2, 97)
-    assert distance(apply_head(model, hidden[2]), own_head(model, hidden[2])) < ROUNDING
+    assert head_of(model)(nested).shape == (2, 5, 2, 2, 97)
+    assert distance(head_of(model)(hidden[2]), own_head(model, hidden[2])) < ROUNDING
+
+
+def test_the_final_norm_gives_what_the_head_reads(model: Any) -> None:
+    """It is the model's own module where that is all there is, of any shape."""
+    hidden, norm = states(model)[LAYERS], final_norm(model)
+    with torch.no_grad():
+        expected = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state
+    assert distance(norm(hidden), expected) < ROUNDING
+    assert distance(norm(hidden[0, 3]), expected[0, 3]) < ROUNDING
+    assert "whole" not in repr(norm) or model.config.model_type == "opt"
+    assert not norm(hidden.requires_grad_()).requires_grad
+
+
+def test_the_final_norm_of_a_model_that_does_more() -> None:
+    """What stands behind the norm is done too."""
+    model = tiny_model("opt", layers=LAYERS, fresh=True, hidden_size=32, word_embed_proj_dim=16)
+    with torch.no_grad():
+        expected = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state
+    assert expected.shape[-1] == 16
+    hidden = states(model)[LAYERS]
+    assert distance(final_norm(model)(hidden), expected) < ROUNDING
 
 
 def test_the_head_takes_more_states_than_a_context_has() -> None:
     model = tiny_model("gpt2", context=16)
     hidden = torch.randn(3, 40, 32)
-    assert distance(apply_head(model, hidden), own_head(model, hidden)) < ROUNDING
+    assert distance(head_of(model)(hidden), own_head(model, hidden)) < ROUNDING
 
 
 def test_states_of_blocks_are_gathered_and_nothing_stays_behind(model: Any) -> None:
@@ -122,7 +143,7 @@ def test_the_whole_model_is_untouched(model: Any) -> None:
     short = first_layers(model, 2)
     with torch.no_grad():
         short(input_ids=IDS, use_cache=False)
-    apply_head(model, torch.randn(3, 32))
+    head_of(model)(torch.randn(3, 32))
     assert model.config.to_dict() == config
     assert [*model.modules()] == parts
     assert generated(model) == said
@@ -226,7 +247,7 @@ def test_a_forward_that_hangs_on_the_model_is_not_the_short_ones(hooked: str) ->
     with torch.no_grad():
         logits = first_layers(model, 1)(input_ids=IDS, use_cache=False).logits
         assert distance(logits, expected) < ROUNDING
-        assert distance(apply_head(model, states(model)[LAYERS]), model(input_ids=IDS).logits) < ROUNDING
+        assert distance(head_of(model)(states(model)[LAYERS]), model(input_ids=IDS).logits) < ROUNDING
     said = base(model, IDS[0].tolist(), 16)
     assert SpecDecoder(model).generate(IDS[0].tolist(), greedy(16)).token_ids == said
 

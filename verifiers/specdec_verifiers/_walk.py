@@ -30,6 +30,17 @@ def follow(draft: Draft, choose: Choose) -> Verdict:
     return Verdict(accepted, wanted)
 
 
+def judge(draft: Draft, chosen: Tensor) -> Verdict:
+    """Follow what was chosen after the last pending token and after every node: int64 [B, 1 + n]."""
+    if not draft.chain:
+        return follow(draft, choose_from(chosen))
+    fits = (draft.tokens == chosen[:, :-1]) & (draft.parents >= -1)
+    accepted = (~fits).cumsum(dim=1) == 0
+    index = torch.arange(draft.nodes, device=accepted.device)
+    at_the_end = accepted.sum(dim=1, keepdim=True)
+    return Verdict(torch.where(accepted, index, -1), chosen.gather(1, at_the_end).squeeze(1))
+
+
 def choose_from(chosen: Tensor) -> Choose:
     """Choose from what was chosen beforehand: int64 [B, 1 + n], after the root and after each node."""
     return lambda node, _: chosen.gather(1, (node + 1).unsqueeze(1)).squeeze(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdec_core import Draft, DraftLaw, RowRng, TargetDistributions, Verdict, VerifierConfig
-from specdec_verifiers._walk import choose_from, follow
+from specdec_verifiers._walk import judge
 
 
 class Greedy:
@@ -26,4 +26,4 @@ class Greedy:
 
     def verify(self, p: TargetDistributions, draft: Draft, rng: RowRng) -> Verdict:
         """Judge a draft; see `Verifier.verify`."""
-        return follow(draft, choose_from(p.argmax))
+        return judge(draft, p.argmax)

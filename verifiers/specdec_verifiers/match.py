@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_core import Draft, DraftLaw, RowRng, TargetDistributions, Verdict, VerifierConfig
-from specdec_verifiers._walk import Choose, choose_from, follow
+from specdec_verifiers._walk import Choose, follow, judge
 
 
 class Match:
@@ -30,7 +30,9 @@ class Match:
 
     def verify(self, p: TargetDistributions, draft: Draft, rng: RowRng) -> Verdict:
         """Judge a draft; see `Verifier.verify`."""
-        return follow(draft, _draw_visited(p, rng) if draft.width > 1 else _draw_all(p, draft, rng))
+        if draft.width > 1:
+            return follow(draft, _draw_visited(p, rng))
+        return judge(draft, _draw_all(p, draft, rng))
 
 
 def _draw_visited(p: TargetDistributions, rng: RowRng) -> Choose:
@@ -38,9 +40,9 @@ def _draw_visited(p: TargetDistributions, rng: RowRng) -> Choose:
     return lambda node, depth: rng.target_draw(p.at(node + 1).noise_logits.squeeze(1), depth)
 
 
-def _draw_all(p: TargetDistributions, draft: Draft, rng: RowRng) -> Choose:
-    """Draw at every node at once: fewer, larger steps for a chain."""
-    return choose_from(rng.target_draw(p.noise_logits, _depths(draft)))
+def _draw_all(p: TargetDistributions, draft: Draft, rng: RowRng) -> Tensor:
+    """Draw at every node at once, int64 [B, 1 + n]: fewer, larger steps for a chain."""
+    return rng.target_draw(p.noise_logits, _depths(draft))
 
 
 def _depths(draft: Draft) -> Tensor:

@@ -1,0 +1,89 @@
+"""A model's forward compiled by `torch.compile`: only where it is asked for, because it takes minutes.
+
+Compiled is what runs at fixed shapes (see `graphs`): one graph for a single column, one for wider blocks,
+with their sizes left open; on CUDA these are then captured. Inductor keeps what it makes on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+logger = logging.getLogger("specdec")
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_TOLD_SECONDS = 1.0  # what compiled for longer is told
+
+
+class Compiled:
+    """Calls a model compiled; where that fails, goes on without and says why, once.
+
+    Args:
+        backend: of `torch.compile`; inductor is what makes it faster, others serve tests.
+    """
+
+    def __init__(self, model: nn.Module, *, backend: str = "inductor") -> None:
+        self.model = model
+        self._compiled: Any = torch.compile(model, dynamic=True, backend=backend)
+        self._told = False
+
+    @property
+    def works(self) -> bool:
+        """Whether it is compiled, as far as is known."""
+        return self._compiled is not None
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run the model's forward."""
+        if self._compiled is None:
+            return self.model(**arguments)
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "compiling the forward of %s, which may take minutes; what is compiled is kept in %s",
+                type(self.model).__name__,
+                os.environ.get(_FOLDER, "inductor's own folder"),
+            )
+        known, start = _graphs(), time.perf_counter()
+        try:
+            output = self._compiled(**arguments)
+        except Exception as problem:  # of many kinds: of dynamo, of inductor, of the C++ compiler
+            self._compiled = None
+            lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+            reason = " ".join(lines[:2]) or type(problem).__name__
+            logger.warning("%s cannot be compiled and runs as it is: %s", type(self.model).__name__, reason)
+            return self.model(**arguments)
+        took = time.perf_counter() - start
+        if _graphs() > known and took > _TOLD_SECONDS:
+            logger.warning("compiled %s in %.0f s", type(self.model).__name__, took)
+        return output
+
+
+def why_not_compiled(device: torch.device) -> str:
+    """Say why nothing can be compiled here; empty if it can."""
+    if device.type == "cuda":
+        return "" if find_spec("triton") else "triton is not installed"
+    if device.type != "cpu":
+        return f"only models on the CPU or on CUDA are compiled, and this one is on {device}"
+    named = os.environ.get("CXX")
+    found = [name for name in ([named] if named else ["g++", "clang++", "c++", "cl"]) if shutil.which(name)]
+    return "" if found else f"no C++ compiler is here ({named or 'g++, clang++'}); install one, or set CXX"
+
+
+def keep_on_disk() -> None:
+    """Let inductor keep what it compiles between runs, also where /tmp is emptied; a user's choice stays."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault(_FOLDER, str(cache / "specdec" / "inductor"))
+
+
+def _graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
