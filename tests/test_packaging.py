@@ -78,12 +78,20 @@ def test_every_package_is_whole(wheel: zipfile.ZipFile) -> None:
         assert not [name for name in packed if "__pycache__" in name or name.endswith(".pyc")]
 
 
+def test_the_templates_of_new_plugins_are_packed(wheel: zipfile.ZipFile) -> None:
+    folder = ROOT / "specdec_core" / "cli" / "templates"
+    expected = {path.relative_to(ROOT).as_posix() for path in folder.rglob("*.txt")}
+    assert len(expected) >= 6
+    assert expected <= set(wheel.namelist())
+
+
 def test_entry_points(wheel: zipfile.ZipFile) -> None:
     parser = ConfigParser(delimiters="=")
     parser.read_string(dist_info(wheel, "entry_points.txt").decode())
     assert {section: dict(parser[section]) for section in parser.sections()} == {
         "console_scripts": {"specdec": "specdec_core.cli:main"},
         "specdec": {"builtin-drafters": "specdec_drafters", "builtin-verifiers": "specdec_verifiers"},
+        "pytest11": {"specdec": "specdec_core.testing.plugin"},
     }
 
 
@@ -103,6 +111,7 @@ def test_unpacked_wheel_imports_and_its_entry_points_load(wheel: zipfile.ZipFile
     printed = run("-c", USE_IT, str(site), *PACKAGES, cwd=tmp_path, pythonpath=str(site))
     assert sorted(printed.splitlines()) == [
         "console_scripts specdec",
+        "pytest11 specdec",
         "specdec builtin-drafters",
         "specdec builtin-verifiers",
     ]

@@ -107,6 +107,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_plugin_is_skipped_with_one_line_and_the_others_work(site: Site, case: str) -> None:
+    """B95, B97."""
     text, reason = BROKEN[case]
     site.add("broken", text, version="0.9")
     site.add("alpha", offering("eagle"))
@@ -125,6 +126,7 @@ def test_a_broken_plugin_is_skipped_with_one_line_and_the_others_work(site: Site
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_strict_mode_raises_with_the_cause_and_names_the_plugin(site: Site, case: str) -> None:
+    """B97."""
     text, reason = BROKEN[case]
     site.add("broken", text, version="0.9")
     with pytest.raises(PluginError) as caught:

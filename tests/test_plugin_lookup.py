@@ -13,6 +13,7 @@ site = plugin_site.site
 
 
 def test_a_name_of_two_distributions_has_to_be_chosen_others_work(site: Site) -> None:
+    """B98."""
     site.add("alpha", offering("medusa", "eagle"))
     site.add("beta", offering("medusa", "hydra"), version="2.0")
     found = discover()
@@ -29,6 +30,7 @@ def test_a_name_of_two_distributions_has_to_be_chosen_others_work(site: Site) ->
 
 
 def test_shadowing_a_built_in_is_no_way_to_replace_it(site: Site) -> None:
+    """B98."""
     site.add("alpha", offering("small_model", verifiers=("greedy",)))
     registry = discover().registry
     with pytest.raises(AmbiguousPlugin, match=f"alpha 1.0 and {BUILT_IN} 0.1"):
@@ -40,6 +42,7 @@ def test_shadowing_a_built_in_is_no_way_to_replace_it(site: Site) -> None:
 
 
 def test_an_unknown_name_lists_the_nearest_the_known_and_the_failed(site: Site) -> None:
+    """B99."""
     site.add("alpha", offering("medusa"))
     site.add("broken", "import nowhere_to_be_found\n", version="0.9")
     site.add("omega", offering("eagle"))
@@ -62,6 +65,7 @@ def test_an_unknown_name_lists_the_nearest_the_known_and_the_failed(site: Site) 
 
 @pytest.mark.parametrize("name", ["alpha", "alpha_plugin"])
 def test_the_name_of_a_plugin_is_not_that_of_its_drafter_but_helps(site: Site, name: str) -> None:
+    """B100."""
     site.add("alpha", offering("medusa", "eagle"))
     with pytest.raises(UnknownPlugin, match=f"{name} is a plugin and offers: medusa, eagle"):
         discover().registry.drafter(name)
@@ -120,6 +124,7 @@ def test_a_fault_of_the_plugin_names_the_plugin(site: Site, text: str, message: 
 
 
 def test_a_user_error_of_a_plugin_is_shown_as_it_is(site: Site) -> None:
+    """B101."""
     site.add("alpha", constructor("def __init__(self, config): raise UsageError('no heads in this folder')"))
     with pytest.raises(UsageError) as caught:
         discover().registry.build_drafter("medusa")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from specdec_core import (
     Verdict,
     VerifierConfig,
 )
+from specdec_core.testing.models import cousin as cousin
 from specdec_drafters import EarlyExit, SmallModel, TreeTop2
 
 RAGGED = (1, 3, 9, 20)
@@ -47,17 +47,6 @@ def early(layer: int | None = None, **options: Any) -> EarlyExit:
 def tree(model: Any = None, layer: int | None = None, **options: Any) -> TreeTop2:
     """A `tree_top2` over a model in memory, or the target's first layers."""
     return TreeTop2(TreeTop2.Config(model=model, layer=layer, **options))
-
-
-def cousin(model: Any, noise: float = 0.15, seed: int = 7) -> Any:
-    """A copy with weights a little off: it agrees with the model often, not always."""
-    other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in other.parameters():
-            if weight.dim() > 1:
-                weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
-    return other
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import EVERY, ONE_HOT, SAMPLED, SAMPLING, WITHOUT, drafted, greedy, keyed, said, target, typical
-from worlds import Drafted, as_draft, as_p, chain, drafts, toy, tree
 
 from specdec_core import HOLE, Draft, DraftLaw, TargetDistributions, Verdict, Verifier
 from specdec_core.rng import KeyedRng, Purpose
+from specdec_core.testing.worlds import Drafted, as_draft, as_p, chain, drafts, toy, tree
 
 VOCAB = 5
 CPU = torch.device("cpu")

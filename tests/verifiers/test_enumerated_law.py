@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import outcomes
-from worlds import (
+
+from specdec_core import DraftLaw, Verifier, VerifierConfig
+from specdec_core.testing.enumeration import outcomes
+from specdec_core.testing.worlds import (
     Shape,
     Tokens,
     Toy,
@@ -25,8 +27,6 @@ from worlds import (
     tree,
     world,
 )
-
-from specdec_core import DraftLaw, Verifier, VerifierConfig
 from specdec_verifiers import Block, Greedy, Match, Rejection, TreeMask, Typical
 from specdec_verifiers.typical import TypicalConfig
 

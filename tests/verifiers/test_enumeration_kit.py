@@ -7,11 +7,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from enumeration import BranchingRng, KeyReused, outcomes
 from scenes import ONE_HOT, SAMPLED, WITHOUT, drafted, keyed, match, target, tree_mask
-from worlds import as_draft, chain, constant, drafts, target_law, toy, tree, world
 
 from specdec_core import HOLE, Draft, DraftLaw, RowRng, TargetDistributions, Verdict, VerifierConfig
+from specdec_core.testing.enumeration import BranchingRng, KeyReused, outcomes
+from specdec_core.testing.worlds import as_draft, chain, constant, drafts, target_law, toy, tree, world
 
 START = torch.empty((1, 0), dtype=torch.int64)
 

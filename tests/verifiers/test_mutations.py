@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import KeyReused
 from torch import Tensor
-from worlds import Drafted, Shape, Toy, World, chain, constant, error, toy, tree, world
 
 import specdec_verifiers.block as block_module
 from specdec_core import HOLE, DraftLaw, RowRng, Verifier, VerifierConfig
+from specdec_core.testing.enumeration import KeyReused
+from specdec_core.testing.worlds import Drafted, Shape, Toy, World, chain, constant, error, toy, tree, world
 from specdec_verifiers import Block, Rejection, TreeMask, _residual
 
 ONE_HOT, SAMPLED, WITHOUT = DraftLaw.ONE_HOT, DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT

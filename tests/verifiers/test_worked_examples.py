@@ -25,10 +25,10 @@ from scenes import (
     target,
     tree_mask,
 )
-from worlds import accepted, chain, constant, error, toy, world
 
 from specdec_core import HOLE, DraftLaw, TargetDistributions, Verifier
 from specdec_core.rng import Purpose
+from specdec_core.testing.worlds import accepted, chain, constant, error, toy, world
 
 DRAWS = 20_000
 

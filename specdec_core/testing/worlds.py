@@ -14,9 +14,9 @@ from functools import cache
 
 import numpy as np
 import torch
-from enumeration import Wrap, outcomes
 
 from specdec_core import HOLE, ROOT, Draft, DraftLaw, TargetDistributions, Verifier
+from specdec_core.testing.enumeration import Wrap, outcomes
 
 Tokens = tuple[int, ...]
 Toy = Callable[[Tokens], np.ndarray]
