@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from specdec_core._spec_string import parse_drafters, parse_verifier
 from specdec_core.combination import Combination
@@ -27,6 +29,34 @@ def build_drafter(drafter: str | Drafter, registry: Registry) -> Drafter:
     specs = parse_drafters(drafter)
     members = [registry.build_drafter(spec.name, spec.options) for spec in specs]
     return members[0] if len(members) == 1 else Combination(members)
+
+
+_decoders: WeakValueDictionary[int, object] = WeakValueDictionary()  # id of a drafter -> whom it serves
+
+
+def claim(drafter: Drafter, decoder: object) -> None:
+    """Remember whom a drafter, and each member of a combination, serves."""
+    _decoders.update((id(part), decoder) for part in _parts(drafter))
+
+
+def check_unclaimed(drafter: Drafter) -> None:
+    """Refuse a drafter that serves another decoder: it keeps the state of that one's rows.
+
+    Raises:
+        InvalidParameter: it does.
+    """
+    if any(id(part) in _decoders for part in _parts(drafter)):
+        gc.collect()  # one that nobody uses any more may still be in memory
+    for part in _parts(drafter):
+        if id(part) in _decoders:
+            raise InvalidParameter(
+                f"this drafter {part.name!r} already serves another decoder; make a new one for each, or "
+                "give its text, such as drafter='prompt_lookup'"
+            )
+
+
+def _parts(drafter: Drafter) -> list[Drafter]:
+    return [drafter, *drafter.members] if isinstance(drafter, Combination) else [drafter]
 
 
 def build_verifiers(verifier: str | Verifier, registry: Registry) -> list[Verifier]:

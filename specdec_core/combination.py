@@ -59,8 +59,11 @@ class Combination:
             max_depth=max(can.max_depth for can in all_of),
             max_nodes=max(can.nodes for can in all_of) if trees else None,
             makes_trees=trees,
+            on_host=all(can.on_host for can in all_of),
             hidden_layers=tuple(sorted({layer for can in all_of for layer in can.hidden_layers})),
             top_logits=max(can.top_logits for can in all_of),
+            learns=any(can.learns for can in all_of),
+            next_row=max(can.next_row for can in all_of),
         )
 
     def bind(self, target: TargetInfo) -> None:
@@ -125,6 +128,7 @@ class Combination:
             paths=tuple(path if mine else [] for path, mine in zip(outcome.paths, own, strict=True)),
             hidden={layer: outcome.hidden[layer] for layer in can.hidden_layers if layer in outcome.hidden},
             top_logits=top,
+            scored=None if top is None else outcome.scored,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing, contextmanager
 from itertools import count
 from typing import Any, TypeVar, overload
@@ -13,30 +13,43 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from specdec_core.choice import build_drafter, build_verifiers, check_pair, check_params, choose
+from specdec_core.adaptive import AdaptiveLength
+from specdec_core.choice import (
+    build_drafter,
+    build_verifiers,
+    check_pair,
+    check_params,
+    check_unclaimed,
+    choose,
+    claim,
+)
 from specdec_core.clock import Clock
 from specdec_core.draft import DraftLaw
 from specdec_core.errors import DecoderBusy, IncompatiblePair, InvalidParameter, PluginError, SpecdecError
 from specdec_core.forced import Forcing
 from specdec_core.guard import GuardedDrafter
-from specdec_core.interfaces import Drafter, Verifier
-from specdec_core.length import FixedLength
+from specdec_core.interfaces import Capabilities, Drafter, Verifier
+from specdec_core.length import DraftTokens, FixedLength, LengthPolicy
 from specdec_core.loop import Round, rounds
 from specdec_core.model.graphs import Capture
 from specdec_core.model.loading import load_model
+from specdec_core.model.optimize import Optimizations, optimized
 from specdec_core.model.runner import DEFAULT_CHUNK
 from specdec_core.off_thread import off_thread
 from specdec_core.prompts import Prompt, Prompts
 from specdec_core.registry import Registry
 from specdec_core.requests import Params, make_rows
 from specdec_core.results import GenerationResult, Results, StreamChunk
+from specdec_core.rng import row_seed
+from specdec_core.room import check_room
+from specdec_core.round_costs import CostCurve, RoundCosts
 from specdec_core.row_text import RowText
 from specdec_core.rows import Row
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.scheduler import Scheduler
 from specdec_core.stats import Stats
 from specdec_core.stopping import model_eos_ids
-from specdec_core.target import Target
+from specdec_core.target import Target, evaluating
 
 Key = TypeVar("Key")
 
@@ -51,13 +64,18 @@ class SpecDecoder:
         tokenizer: the target's; without one the decoder takes and gives ids.
         drafter: a drafter, or its text as on the command line: `name:option=value,...`.
         verifier: a verifier, its text, or "auto": the most preferred one that fits each call.
-        draft_tokens: depth to draft each round; None: the drafter's own.
+        draft_tokens: "auto": in each round the depth that promises most tokens a second, none where
+            nothing pays (`specdec_core.adaptive`); or a fixed depth; None: the drafter's own, fixed.
         max_batch: most rows at once; further prompts wait for a place.
         strict: raise when a drafter fails or breaks its contract, instead of going on without it.
         reuse_prefixes: feed what rows or calls have in common at the start only once; off for measurements.
         prefill_chunk: most prompt tokens of one forward.
         capture: how forwards run; None: CUDA graphs on a GPU, eagerly elsewhere.
         registry: where plugins are looked up; None: all installed ones.
+        offline, trust_remote_code: for models that a drafter loads, as in `from_pretrained`.
+        optimize: "none", or any of "pack" (weights, on the CPU), "fuse" (projections) and "compile" (it takes
+            minutes) with commas between them, or "auto": what pays here. The model stays as it is; the
+            decoder has copies of weights.
 
     Raises:
         UnsupportedModel: the target's state cannot be rolled back, or its attention takes no masks.
@@ -72,13 +90,16 @@ class SpecDecoder:
         *,
         drafter: str | Drafter = "prompt_lookup",
         verifier: str | Verifier = "auto",
-        draft_tokens: int | None = None,
+        draft_tokens: DraftTokens = "auto",
         max_batch: int = 8,
         strict: bool = False,
         reuse_prefixes: bool = True,
         prefill_chunk: int = DEFAULT_CHUNK,
         capture: Capture | None = None,
         registry: Registry | None = None,
+        offline: bool = False,
+        trust_remote_code: bool = False,
+        optimize: str | Optimizations = "none",
     ) -> None:
         _check_counts(draft_tokens=draft_tokens, max_batch=max_batch, prefill_chunk=prefill_chunk)
         registry = registry or installed_plugins()
@@ -88,7 +109,7 @@ class SpecDecoder:
         if not self._auto:
             check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
         self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
-        with _plain_mode(), _evaluating(model):
+        with _plain_mode(), evaluating([model]):
             self.target = Target(
                 model,
                 tokenizer,
@@ -96,15 +117,21 @@ class SpecDecoder:
                 chunk=prefill_chunk,
                 reuse_prefixes=reuse_prefixes,
                 capture=capture,
+                offline=offline,
+                trust_remote_code=trust_remote_code,
+                optimize=Optimizations.of(optimize),
             )
+            check_unclaimed(self.drafter)
             self._bind()
         self._check_trees()
+        claim(self.drafter, self)
         self.target.serve(self.drafter.capabilities)
         self._guard = GuardedDrafter(self.drafter, self.target.vocab_size, strict=strict)
         self._forcing = GuardedDrafter(Forcing(self.drafter), self.target.vocab_size, strict=strict)
         self._eos = model_eos_ids(self.target.model, tokenizer)
-        self._ids = count()
+        self._ids = count(self.drafter.capabilities.next_row)
         self._busy = threading.Lock()
+        self._costs: dict[str, RoundCosts] = {}  # by verifier
 
     @classmethod
     def from_pretrained(
@@ -116,9 +143,14 @@ class SpecDecoder:
         revision: str | None = None,
         offline: bool = False,
         trust_remote_code: bool = False,
+        optimize: str = "auto",
         **options: Any,
     ) -> SpecDecoder:
-        """Load a target by hub id or local folder; `options` are those of the constructor."""
+        """Load a target by hub id or local folder; `options` are those of the constructor.
+
+        The model has no other owner, so `optimize` changes it in place and needs no memory.
+        """
+        wanted = Optimizations.of(optimize)
         # A wrong name is told before a large model is loaded.
         registry = options["registry"] = options.get("registry") or installed_plugins()
         options["drafter"] = build_drafter(options.get("drafter", "prompt_lookup"), registry)
@@ -131,6 +163,8 @@ class SpecDecoder:
             offline=offline,
             trust_remote_code=trust_remote_code,
         )
+        optimized(model, wanted, in_place=True)
+        options |= {"offline": offline, "trust_remote_code": trust_remote_code, "optimize": wanted.known()}
         return cls(model, tokenizer, **options)
 
     def verifier_for(self, params: Sequence[SamplingParams]) -> Verifier:
@@ -267,14 +301,30 @@ class SpecDecoder:
         forces = constrained and DraftLaw.ONE_HOT in verifier.laws
         drafter = self._forcing if forces else self._guard
         drafter.renew()
-        length = FixedLength.of(drafter.capabilities, self.draft_tokens)
+        self.target.check_copies()
+        most = min(len(rows), self.max_batch) if isinstance(rows, Sized) else self.max_batch
+        length = self._length(drafter.capabilities, verifier, clock)
+        learns = drafter.capabilities.learns or isinstance(length, AdaptiveLength)
+        if learns and not verifier.drafter_invariant:
+            rows = map(_apart, rows)
+        check_room(most, length.nodes, self.target.vocab_size, drafter.capabilities, self.target.device)
         scheduler = Scheduler(rows, self.target, drafter, self.max_batch, length.nodes, clock)
         run = rounds(scheduler, self.target, drafter, verifier, length, clock)
-        with _evaluating(self.target.model), closing(run):
+        with evaluating(self.target.models), closing(run):
             while done := _next_round(run):
                 timed.add_seconds(done.seconds)
                 yield done
         timed.total_seconds = clock.now
+
+    def _length(self, can: Capabilities, verifier: Verifier, clock: Clock) -> LengthPolicy:
+        """Make a call's length policy. What rounds cost is kept: it tells of the machine, not of any text."""
+        if self.draft_tokens != "auto" or not can.max_depth:
+            return FixedLength.of(can, None if self.draft_tokens == "auto" else self.draft_tokens)
+        costs = self._costs.get(verifier.name)
+        if costs is None:
+            curve = CostCurve.of(self.target.device.type, wide=self.target.dtype.itemsize >= 4)
+            costs = self._costs[verifier.name] = RoundCosts(curve, self.target.runner.steps.warm_up)
+        return AdaptiveLength(can, costs, lambda: clock.now)
 
     def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
         assert row.finished is not None
@@ -328,17 +378,10 @@ class SpecDecoder:
             self._busy.release()
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch off dropout; who trains the model finds it as it was."""
-    training = [module for module in model.modules() if module.training]
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+def _apart(row: Row) -> Row:
+    """Let a row share no draw with another of its seed: what is learned from it depends on those."""
+    row.own_seed = row_seed(row.seed, row.id)
+    return row
 
 
 def _constrained(rows: Iterable[Row]) -> bool:
@@ -363,9 +406,9 @@ def installed_plugins() -> Registry:
     return Registry.discover()
 
 
-def _check_counts(*, draft_tokens: int | None, max_batch: int, prefill_chunk: int) -> None:
+def _check_counts(*, draft_tokens: DraftTokens, max_batch: int, prefill_chunk: int) -> None:
     for name, value, least in (
-        ("draft_tokens", 0 if draft_tokens is None else draft_tokens, 0),
+        ("draft_tokens", 0 if draft_tokens in ("auto", None) else draft_tokens, 0),
         ("max_batch", max_batch, 1),
         ("prefill_chunk", prefill_chunk, 2),
     ):

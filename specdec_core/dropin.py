@@ -18,6 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from specdec_core.decoder import SpecDecoder
 from specdec_core.errors import InvalidParameter
 from specdec_core.interfaces import Drafter, Verifier
+from specdec_core.length import DraftTokens
 from specdec_core.results import GenerationResult
 from specdec_core.sampling_params import SamplingParams
 
@@ -92,7 +93,7 @@ def generate(
     tokenizer: Any | None = None,
     drafter: str | Drafter | None = None,
     verifier: str | Verifier = "auto",
-    draft_tokens: int | None = None,
+    draft_tokens: DraftTokens = "auto",
     assistant_model: nn.Module | None = None,
     seed: int | None = None,
     **keywords: Any,
@@ -185,7 +186,7 @@ def _decoder(
     tokenizer: Any,
     drafter: str | Drafter,
     verifier: str | Verifier,
-    draft_tokens: int | None,
+    draft_tokens: DraftTokens,
 ) -> SpecDecoder:
     """Build a decoder, or take the one an earlier call with the same model and options built."""
     key = (drafter, verifier, draft_tokens, id(tokenizer))

@@ -10,6 +10,7 @@
     ├── UnsupportedModel (ValueError)     the model cannot be served: its cache cannot be rolled back, ...
     ├── DrafterError                      a drafter failed in mid-run
     │   └── DraftContractViolation        it returned, but broke a rule of the contract
+    ├── VerifierError                     a verifier raised, or its verdict broke a rule of the contract
     ├── ConstraintError                   a constraint leaves nothing to say
     ├── PluginError                       a plugin could not be loaded, or broke while it was being built
     └── DecoderBusy (RuntimeError)        one decoder was used by two threads, or re-entered
@@ -77,6 +78,20 @@ class DrafterError(SpecdecError):
 
 class DraftContractViolation(DrafterError):
     """A drafter's answer broke a rule of the contract, such as a token id outside the vocabulary."""
+
+
+class VerifierError(SpecdecError):
+    """A verifier raised, or its verdict broke a rule of the contract, such as a path to no node.
+
+    Attributes:
+        verifier: the verifier's name.
+        rule: what it did wrong, in words; empty when it simply raised.
+    """
+
+    def __init__(self, message: str, *, verifier: str = "", rule: str = "") -> None:
+        super().__init__(message)
+        self.verifier = verifier
+        self.rule = rule
 
 
 class ConstraintError(SpecdecError):

@@ -59,8 +59,9 @@ class Forcing:
         if not forced:
             return draft
         theirs = draft.for_rows([asked.index(i) for i in drafted])
-        ours = Draft.chains([chains[i] for i in forced], context.device)
-        merged = Draft.merged(len(chains), [(ours, forced), (theirs, drafted)], context.device)
+        ours = [chains[i] for i in forced]
+        sure = Draft.chains(ours, context.device, [[1.0] * len(chain) for chain in ours])
+        merged = Draft.merged(len(chains), [(sure, forced), (theirs, drafted)], context.device)
         sources = dict.fromkeys(forced, LABEL) | dict(zip(drafted, theirs.sources or (), strict=False))
         return replace(merged, sources=tuple(sources.get(i, "") for i in range(len(chains))))
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from specdec_core.draft import Draft
 from specdec_core.interfaces import Budget, Capabilities, Outcome
 from specdec_core.rows import Batch
 
+DraftTokens: TypeAlias = int | Literal["auto"] | None
+"""What a caller asks for: a depth, the length that pays most at each time, or the drafter's own depth."""
+
 
 class LengthPolicy(Protocol):
     """Decides each round how much may be drafted, from what is known before the draws."""
 
+    @property
+    def nodes(self) -> int:
+        """Most nodes of a row that it ever asks for."""
+
     def budget(self, batch: Batch) -> Budget:
         """Say how much these rows may draft."""
+
+    def cut(self, draft: Draft) -> Draft:
+        """Leave out columns of what was proposed, for what the host knew before any of it was drawn."""
 
     def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
         """Learn from a round: what was drafted and committed, and the seconds of its parts."""
@@ -37,6 +47,10 @@ class FixedLength:
     def budget(self, batch: Batch) -> Budget:
         """Leave room for the token that a round adds of its own."""
         return Budget([max(min(self.depth, row.room - 1), 0) for row in batch.rows], self.nodes)
+
+    def cut(self, draft: Draft) -> Draft:
+        """Leave out nothing."""
+        return draft
 
     def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
         """Learn nothing."""

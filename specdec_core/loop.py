@@ -17,6 +17,7 @@ from specdec_core.rows import Batch
 from specdec_core.sampling import distributions
 from specdec_core.scheduler import Scheduler
 from specdec_core.target import Target
+from specdec_core.verdicts import judged
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,18 +39,18 @@ def rounds(
     clock: Clock,
 ) -> Generator[Round, None, None]:
     """Generate until every row has ended; rows are released also when the consumer stops early."""
-    try:
+    with scheduler:
         while batch := scheduler.next():
             with clock.part("prefill"):
                 for earlier in target.prefill(batch):
                     drafter.observe(earlier)
             budget = length.budget(batch)
             with clock.part("draft"):
-                checked = drafter.propose(batch.context, budget)
+                checked = drafter.propose(batch.context, budget, length.cut)
             with clock.part("prefill" if batch.first else "verify"):
                 logits = target.score(batch, checked)
             p = distributions(logits, batch.params, batch.history(checked))
-            verdict = verifier.verify(p, checked.draft, batch.rng)
+            verdict = judged(verifier, p, checked.draft, batch.rng)
             outcome, flags = batch.commit(checked, verdict, logits)
             drafter.judge(flags)
             outcome = target.keep(outcome)
@@ -59,5 +60,3 @@ def rounds(
             length.update(batch, checked.draft, outcome, seconds)
             with clock.away():
                 yield Round(batch, checked.draft, outcome, seconds)
-    finally:
-        scheduler.close()

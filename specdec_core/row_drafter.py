@@ -35,7 +35,7 @@ class RowDrafter:
     def __init__(self, config: RowDrafterConfig) -> None:
         self.config = config
         depth = config.num_tokens
-        self.capabilities = Capabilities(laws=frozenset({DraftLaw.ONE_HOT}), max_depth=depth)
+        self.capabilities = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=depth, on_host=True)
 
     def propose_row(self, tokens: Sequence[int], budget: int) -> list[int]:
         """Draft at most `budget` ids after a row's committed `tokens` (prompt included, read-only)."""
@@ -45,6 +45,14 @@ class RowDrafter:
         """Draft for a row by its id; for drafters that keep something for each row."""
         return self.propose_row(tokens, budget)
 
+    def scores_for(self, row: int, chain: Sequence[int]) -> Sequence[float]:
+        """Guess the chance of each token of the chain just proposed to be accepted; empty: no guess.
+
+        Of the whole chain up to that token, so they do not rise. The length policy learns what its guesses
+        are worth: they need to rank chains well more than to be right.
+        """
+        return ()
+
     def bind(self, target: TargetInfo) -> None:
         """Take any target."""
 
@@ -53,13 +61,18 @@ class RowDrafter:
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Ask for each row in turn; a row's constraint cuts its chain, or forces another."""
-        drafts = []
+        drafts, scores = [], []
         for i, (row, k) in enumerate(zip(context.rows, budget.depth, strict=True)):
             chain = self.propose_for(row, context.row_tokens(i), k) if k else []
-            chain = chain[: context.legal(i, chain)]
+            guesses = self.scores_for(row, chain) if chain else ()
+            legal = context.legal(i, chain)
+            chain, guesses = chain[:legal], guesses[:legal]
             forced = context.forced(i, k) if chain else []
-            drafts.append(chain if chain[: len(forced)] == forced else forced)
-        return Draft.chains(drafts, context.device)
+            if chain[: len(forced)] != forced:
+                chain, guesses = forced, [1.0] * len(forced)
+            drafts.append(chain)
+            scores.append(guesses)
+        return Draft.chains(drafts, context.device, scores)
 
     def observe(self, outcome: Outcome) -> None:
         """Learn nothing: the next context holds all that was committed."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_core.context import TokenBuffer
+from specdec_core.errors import DrafterError
 from specdec_core.guard import GuardedDrafter
 from specdec_core.interfaces import Rows
 from specdec_core.rows import Batch, Row
@@ -13,6 +15,8 @@ from specdec_core.rows import Batch, Row
 if TYPE_CHECKING:
     from specdec_core.clock import Clock
     from specdec_core.target import Target
+
+logger = logging.getLogger("specdec")
 
 
 class Scheduler:
@@ -66,9 +70,17 @@ class Scheduler:
         self._fed.update(map(hash, firsts))
         return chosen
 
-    def close(self) -> None:
-        """Release every row."""
-        self._release(list(self._active))
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Release every row; a drafter that fails at that does not mask what went wrong before."""
+        try:
+            self._release(list(self._active))
+        except DrafterError as failure:
+            if error is None or isinstance(error, GeneratorExit):
+                raise
+            logger.warning("%s", failure)
 
     def _admit(self) -> None:
         rows = []

@@ -17,7 +17,8 @@ from specdec_core.cli.app import command
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("specdec_core", "specdec_drafters", "specdec_verifiers")
-COMMANDS = ["run", "chat", "drafters", "drafters show", "verifiers", "verifiers show", "plugins", "theory"]
+COMMANDS = ["run", "chat", "bench", "compare", "drafters", "drafters show", "verifiers", "verifiers show"]
+COMMANDS += ["plugins", "new", "new drafter", "new verifier", "theory"]
 
 
 def test_version() -> None:

@@ -68,7 +68,7 @@ def batch(model: str, files: Files, *args: str, code: int = 0, drafter: str = "p
 def test_each_row_equals_its_single_run(model: str, tmp_path: Path, max_batch: str) -> None:
     files = Files(tmp_path, ROWS)
     done = batch(model, files, "-n", "12", "--seed", "9", "--max-batch", max_batch)
-    assert done.stderr.startswith("specdec: prompt_lookup / match / k=10, ")
+    assert done.stderr.startswith("specdec: prompt_lookup / match / k=")
     rows = files.by_line()
     for i, row in enumerate(ROWS, 1):
         options = {"max_new_tokens": 12, "seed": 9} | row
@@ -272,6 +272,7 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def without_times(files: Files) -> dict[int, dict[str, Any]]:
     rows = files.by_line()
     for row in rows.values():
+        assert row.pop("settings")["drafter"] == "prompt_lookup"
         for name in ("total_seconds", "reused_tokens"):
             row["stats"].pop(name)
     return rows
@@ -281,7 +282,7 @@ def test_an_output_cut_anywhere_is_gone_on_with(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = Files(tmp_path, ROWS)
-    options = ["-n", "6", "--seed", "2"]
+    options = ["-n", "6", "--seed", "2", "--draft-tokens", "10"]  # auto depends on timings
     batch(model, files, *options)
     whole, expected = files.output.read_bytes(), without_times(files)
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
@@ -296,7 +297,8 @@ def test_an_output_cut_anywhere_is_gone_on_with(
         assert files.output.stat().st_mode & 0o777 == 0o640
         assert [file.name for file in tmp_path.iterdir() if "part" in file.name] == []
     before = files.output.read_bytes()
-    done = batch("/no/such/model", files, *options)
+    monkeypatch.setattr(SpecDecoder, "from_pretrained", None)
+    done = batch(model, files, *options)
     assert done.stderr.startswith("specdec: nothing to do: all rows of ")
     assert files.output.read_bytes() == before
 
@@ -304,11 +306,63 @@ def test_an_output_cut_anywhere_is_gone_on_with(
 def test_rows_with_an_id_are_known_by_it(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(tmp_path, [{"id": "a", "prompt": "a"}, {"prompt": "b"}, {"id": 3, "prompt": "c"}])
     batch(model, files, "-n", "1")
-    rows = [{"id": "3", "prompt": "x"}, {"prompt": "y"}, {"id": 3, "prompt": "c"}, {"id": "a", "prompt": "a"}]
+    rows = [{"id": "3", "prompt": "x"}, {"prompt": "b"}, {"id": 3, "prompt": "c"}, {"id": "a", "prompt": "a"}]
     files = Files(tmp_path, rows)
     lines = generated(monkeypatch)
-    batch(model, files, "-n", "1")
+    done = batch(model, files, "-n", "1")
     assert lines == [1]
+    first, last = done.stderr.splitlines()
+    assert first == f"specdec: 3 rows of {files.input} stand in {files.output}; 1 to go"
+    assert last.endswith(", 1 round, without the 3 rows that were there")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ([], ["--temperature", "0.5"], "no temperature, and this run has temperature=0.5"),
+        (["--temperature", "0.5"], [], "temperature=0.5, and this run has no temperature"),
+        (["--stop", "x"], ["--stop", "y"], "stop=['x'], and this run has stop=['y']"),
+        ([], ["-n", "3"], "max_new_tokens=2, and this run has max_new_tokens=3"),
+        ([], ["--drafter", "none"], "drafter=prompt_lookup, and this run has drafter=none"),
+        ([], ["--verifier", "greedy"], "verifier=auto, and this run has verifier=greedy"),
+        ([], ["--draft-tokens", "2"], "draft_tokens=auto, and this run has draft_tokens=2"),
+        ([], ["--chat"], "no mode, and this run has mode=chat"),
+        ([], ["--dtype", "float32"], "no dtype, and this run has dtype=float32"),
+        ([], ["--target", "/other"], "/alphabet, and this run has target=/other"),
+    ],
+)
+def test_a_run_that_is_set_otherwise_does_not_go_on(
+    model: str, tmp_path: Path, before: list[str], now: list[str], words: str
+) -> None:
+    files = Files(tmp_path, [{"prompt": "a"}, {"prompt": "b"}])
+    given = ["run", "--target", model, *files.args, "-n", "2"]
+    assert cli(*given, *before).exit_code == 0
+    kept = files.output.read_bytes()
+    error = error_of(*given, *now)
+    assert error.startswith(f"--output {files.output}: line 1 was made with ")
+    assert f"{words}; set it back, name another file, or add --overwrite" in error
+    assert files.output.read_bytes() == kept
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_what_does_not_change_the_text_may_change(model: str, tmp_path: Path) -> None:
+    files = Files(tmp_path, [{"prompt": "a"}, {"prompt": "b"}])
+    batch(model, files, "-n", "2")
+    files.output.write_bytes(files.output.read_bytes().splitlines(True)[0])
+    linked = tmp_path / "linked"
+    linked.symlink_to(model)
+    batch(str(linked), files, "-n", "2", "--max-batch", "1")
+    assert sorted(files.by_line()) == [1, 2]
+
+
+def test_a_row_that_was_changed_is_not_taken_for_done(model: str, tmp_path: Path) -> None:
+    batch(model, Files(tmp_path, [{"prompt": "a"}, {"prompt": "b"}]), "-n", "1")
+    for other in ({"prompt": "c"}, {"prompt": "b", "seed": 1}):
+        files = Files(tmp_path, [{"prompt": "a"}, other])
+        error = error_of("run", "--target", model, *files.args, "-n", "1")
+        assert error.startswith(
+            f"{files.input} line 2 is not what it was when its row in {files.output} was made"
+        )
 
 
 def test_refused_rows_are_tried_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

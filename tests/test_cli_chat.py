@@ -133,7 +133,6 @@ def test_without_a_chat_template_it_does_not_begin(tmp_path: Path) -> None:
     line = error_of("chat", "--target", str(picky), "--system", "s", stdin="a\n")
     assert line == "the target's chat template refuses these messages: no system"
     assert chat(str(picky), "a\n", "-n", "1").stdout == "a\n"
-    assert "no --target given" in error_of("chat", stdin="a\n")
 
 
 def test_a_full_context_is_one_line_and_how_to_go_on(tmp_path: Path) -> None:

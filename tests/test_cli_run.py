@@ -23,7 +23,7 @@ model = cli_support.model
 
 
 def test_stdout_is_the_text_and_stderr_one_line_of_statistics(model: str) -> None:
-    done = run(model, prompt="abcdefghijabc")
+    done = run(model, "--draft-tokens", "10", prompt="abcdefghijabc")
     assert done.stdout == "defghijklmnopqrstuvwxyz\n"
     [line] = done.stderr.splitlines()
     assert line.startswith("specdec: prompt_lookup / greedy / k=10, acceptance 70% (7/10), mean acceptance")
@@ -36,6 +36,7 @@ def test_the_line_names_options_and_depth_and_says_where_nothing_was_drafted(mod
     assert line.startswith(
         "specdec: prompt_lookup(num_tokens=6, max_ngram=4) / greedy / k=5, nothing drafted"
     )
+    assert " / k=auto, " in run(model, "-n", "3").stderr
     assert run(model, "-n", "1").stderr.endswith(" 1 round\n")
 
 

@@ -77,7 +77,16 @@ def test_drafter_and_its_options(model: str) -> None:
 
 def test_a_combination_of_drafters(model: str) -> None:
     done = run(
-        *(model, "--drafter", f"prompt_lookup:min_ngram=3,small_model:model={model}", "-n", "9", "--trace"),
+        *(
+            model,
+            "--drafter",
+            f"prompt_lookup:min_ngram=3,small_model:model={model}",
+            "-n",
+            "9",
+            "--trace",
+            "--draft-tokens",
+            "10",
+        ),
         prompt="abcdefabc",
     )
     assert done.stdout == "defghijkl\n"

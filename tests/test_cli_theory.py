@@ -20,6 +20,17 @@ def test_the_table_marks_the_best_of_nine_draft_lengths() -> None:
     assert lines[0].startswith("k=4: ")  # without --draft-tokens
 
 
+def test_a_best_at_the_end_of_the_table_says_so() -> None:
+    text = said("theory", "--acceptance", "0.9", "--cost", "0.01")
+    assert (
+        "The longest draft here is the best: longer ones may be better. --draft-tokens K shows up to K."
+        in text
+    )
+    assert [line.split()[0] for line in text.splitlines() if line.endswith("best here")] == ["8"]
+    assert "Give the shares of more depths." in said("theory", "--by-depth", "0.9,0.8", "--cost", "0.1")
+    assert "longer ones" not in said("theory", "--acceptance", "0.8", "--cost", "0.2")
+
+
 def test_a_longer_draft_lengthens_the_table() -> None:
     assert len(objects("theory", "--acceptance", "0.8", "--draft-tokens", "12")["table"]) == 13
 
@@ -43,6 +54,7 @@ def test_json_has_the_forecast_and_what_it_was_made_from() -> None:
         "by_depth": None,
         "cost": 0.05,
         "best_draft_tokens": 8,
+        "longer_may_be_better": True,
     }
     assert table[4] == {name: found[name] for name in ("draft_tokens", "expected_tokens", "speedup")}
 

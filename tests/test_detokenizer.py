@@ -121,6 +121,20 @@ def test_characters_are_held_back_until_they_are_complete() -> None:
     assert detokenizer.finish() == ""
 
 
+def test_what_stands_before_half_a_character_is_shown() -> None:
+    """B80, B32: tokens may end in mid-character, behind what a stop string looks for."""
+
+    class Words(ByteTokenizer):
+        words = (b"a\xc3", b"\xa9b", b"\xc3")
+
+        def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+            return b"".join(self.words[token] for token in token_ids).decode(errors="replace")
+
+    detokenizer = Detokenizer(Words())
+    assert [detokenizer.add([token]) for token in (0, 1, 0, 2)] == ["a", "\xe9b", "a", ""]
+    assert detokenizer.finish() == "\ufffd\ufffd"
+
+
 def test_special_tokens_are_not_shown() -> None:
     """B30: an EOS that ended the row is in its ids and not in its text."""
     detokenizer = Detokenizer(ByteTokenizer())

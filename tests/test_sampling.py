@@ -150,7 +150,13 @@ def test_greedy_rows_are_left_in_order() -> None:
         ("seed", 1.5, "integer"),
         ("seed", "x", "integer"),
         ("max_new_tokens", -1, "greater than or equal to 0"),
+        ("seed", True, "not a truth value"),
         ("eos_token_id", "x", "integer"),
+        ("eos_token_id", True, "not a truth value"),
+        ("eos_token_id", [1, True], "not a truth value"),
+        ("bad_words_ids", [[True]], "not a truth value"),
+        ("logit_bias", {True: 1.0}, "not a truth value"),
+        ("temperature", True, "not a truth value"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_its_value_and_what_is_allowed(
@@ -164,6 +170,20 @@ def test_a_wrong_parameter_is_named_with_its_value_and_what_is_allowed(
     assert words in message
     assert "\n" not in message
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("stop", "", "it must not hold an empty string"),
+        ("stop", ["a", ""], "it must not hold an empty string"),
+        ("bad_words_ids", [[1], []], "it must not hold an empty sequence"),
+    ],
+)
+def test_an_empty_part_is_refused(field: str, value: Any, words: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        SamplingParams(**{field: value})
+    assert str(caught.value) == f"{field}={value!r} is not allowed: {words}"
 
 
 def test_an_unknown_parameter_is_named_with_those_there_are() -> None:

@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_core import HOLE, ROOT, Budget, Capture, Context, Draft, DraftLaw, SamplingParams, SpecDecoder
+from specdec_drafters.early_exit import EarlyExit, EarlyExitConfig
+from specdec_drafters.small_model import SmallModel, SmallModelConfig
+from specdec_drafters.tree_top2 import TreeTop2, TreeTop2Config
 
 _METHODS = [
     *("tolist", "item", "cpu", "numpy", "nonzero", "is_nonzero", "equal", "unique", "masked_select"),
@@ -105,6 +108,9 @@ DRAFTERS: dict[str, Callable[[int], Any]] = {
         accepting(oracle(tiny_llama(), *PROMPTS), [2, k, 0], k), depth=k
     ),
     "tree on the device": lambda k: DeviceTree(),
+    "small_model": lambda k: SmallModel(SmallModelConfig(model=tiny_llama(), num_tokens=k)),
+    "early_exit": lambda k: EarlyExit(EarlyExitConfig(layer=1, num_tokens=k)),
+    "tree_top2": lambda k: TreeTop2(TreeTop2Config(layer=1, depth=min(k, 3))),
 }
 
 
@@ -120,7 +126,7 @@ def test_a_round_has_one_transfer(
     model, prompts = tiny_llama(), PROMPTS[:batch]
     decoder = SpecDecoder(model, drafter=DRAFTERS[name](k), draft_tokens=None, strict=True, capture=capture)
     params = [
-        SamplingParams(max_new_tokens=40, temperature=temperature, top_k=30, seed=i) for i in range(batch)
+        SamplingParams(max_new_tokens=90, temperature=temperature, top_k=30, seed=i) for i in range(batch)
     ]
     counts = []
     with counting() as names:

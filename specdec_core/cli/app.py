@@ -9,8 +9,12 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from specdec_core.cli.bench import bench
 from specdec_core.cli.chat import chat
+from specdec_core.cli.compare import compare
 from specdec_core.cli.exits import SpecdecGroup
+from specdec_core.cli.models import models
+from specdec_core.cli.new import new
 from specdec_core.cli.parts import drafters, verifiers
 from specdec_core.cli.plugins import plugins
 from specdec_core.cli.run import run
@@ -26,10 +30,14 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(chat)
+app.command()(bench)
+app.command()(compare)
 app.add_typer(drafters)
 app.add_typer(verifiers)
 app.command()(plugins)
+app.add_typer(new)
 app.command()(theory)
+app.command()(models)
 
 
 def command() -> TyperGroup:

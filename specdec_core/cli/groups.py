@@ -21,11 +21,13 @@ class Model:
     revision: options.Revision = None
     offline: options.Offline = False
     trust_remote_code: options.TrustRemoteCode = False
+    optimize: options.Optimize = "auto"
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What `SpecDecoder.from_pretrained` takes."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "target"}
+        """What `load_model` takes."""
+        names = {field.name for field in fields(self)} - {"target", "optimize"}
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

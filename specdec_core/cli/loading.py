@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from specdec_core._spec_string import parse_drafters
 from specdec_core.cli import options
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.structure import Later
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from specdec_core.registry import Registry
     from specdec_core.sampling_params import SamplingParams
 
+_DEMO = "no --target: this is the demo model, which knows little; --target FOLDER_OR_HUB_ID names a real one"
+
+_EARNED = 32  # tokens that packing weights takes to pay for itself, whatever the size of the model
+
 
 def discover(blocked: Iterable[str] = ()) -> Registry:
     """Load the installed plugins, but for those left out by name."""
@@ -25,57 +31,59 @@ def discover(blocked: Iterable[str] = ()) -> Registry:
     return Registry.discover(blocked=blocked)
 
 
+def target_of(model: Model) -> str:
+    """Name the target; without one, the demo model, and say so."""
+    if not model.target:
+        print(_DEMO, file=sys.stderr)
+    return options.named_target(model.target)
+
+
 @contextmanager
 def opened(
-    model: Model, drafting: Drafting, params: SamplingParams, *, debug: bool, max_batch: int = 1
-) -> Iterator[tuple[SpecDecoder, TextIO]]:
-    """Give a decoder, and the real stdout, which libraries do not write to meanwhile."""
-    depth = options.depth_of(drafting.draft_tokens)
-    target = options.named_target(model.target)
-    with quiet(offline=model.offline, debug=debug) as out, silent_transformers(debug=debug):
-        decoder = load_decoder(
-            target,
-            drafting.drafter,
-            drafting.verifier,
-            params,
-            draft_tokens=depth,
-            registry=discover(drafting.no_plugin or ()),
-            strict=debug,
-            max_batch=max_batch,
-            **model.loading,
-        )
-        if isinstance(params.constraint, Later):
-            params.constraint.bind(decoder.tokenizer)
-        yield decoder, out
-
-
-def load_decoder(
-    target: str,
-    drafter: str,
-    verifier: str,
+    model: Model,
+    drafting: Drafting,
     params: SamplingParams,
     *,
-    draft_tokens: int | None,
-    registry: Registry,
-    strict: bool,
+    debug: bool,
     max_batch: int = 1,
-    **loading: Any,
-) -> SpecDecoder:
-    """Build the drafter and the verifier, then load the target; `loading` is for `from_pretrained`."""
-    from specdec_core.choice import build_drafter
-    from specdec_core.decoder import SpecDecoder
+    tokens: int | None = None,
+) -> Iterator[tuple[SpecDecoder, TextIO]]:
+    """Give a decoder, and the real stdout, which libraries do not write to meanwhile.
 
-    drafting = build_drafter(drafter, registry)
-    return SpecDecoder.from_pretrained(
-        target,
-        drafter=drafting,
-        verifier=_checked_verifier(verifier, drafting, params, registry),
-        draft_tokens=draft_tokens,
-        registry=registry,
-        strict=strict,
-        max_batch=max_batch,
-        **loading,
-    )
+    tokens: most tokens that it will generate; None: any number.
+    """
+    optimize = model.optimize
+    if optimize == "auto" and tokens is not None and tokens < _EARNED:
+        optimize = "none"
+    depth = options.depth_of(drafting.draft_tokens)
+    target = target_of(model)
+    parse_drafters(drafting.drafter)  # what is no text of one at all shows before anything is imported
+    with quiet(offline=model.offline, debug=debug) as out:
+        parts = _parts(drafting, params, discover(drafting.no_plugin or ()))
+        with silent_transformers(debug=debug):
+            from specdec_core.decoder import SpecDecoder
+
+            decoder = SpecDecoder.from_pretrained(
+                target,
+                draft_tokens=depth,
+                strict=debug,
+                max_batch=max_batch,
+                optimize=optimize,
+                **parts,
+                **model.loading,
+            )
+            if isinstance(params.constraint, Later):
+                params.constraint.bind(decoder.tokenizer)
+            yield decoder, out
+
+
+def _parts(drafting: Drafting, params: SamplingParams, registry: Registry) -> dict[str, Any]:
+    """Build the drafter and the verifier: a wrong name shows before transformers is imported."""
+    from specdec_core.choice import build_drafter
+
+    drafter = build_drafter(drafting.drafter, registry)
+    verifier = _checked_verifier(drafting.verifier, drafter, params, registry)
+    return {"drafter": drafter, "verifier": verifier, "registry": registry}
 
 
 def _checked_verifier(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from specdec_core.errors import InvalidParameter, UsageError
+from specdec_core.demo import TARGET
+from specdec_core.errors import InvalidParameter
 
 
 def whole_number(text: object) -> int:
@@ -46,7 +47,13 @@ def _sampling(*names: str, **settings: Any) -> Any:
 
 
 Target = Annotated[
-    str | None, _model("--target", metavar="ID_OR_PATH", help="Model folder, or id on the hub.")
+    str | None,
+    _model(
+        "--target",
+        metavar="ID_OR_PATH",
+        help="Model folder, or id on the hub; `specdec models` lists what is here. Unset: the demo model.",
+        show_default=False,
+    ),
 ]
 Device = Annotated[
     str, _model(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
@@ -60,6 +67,14 @@ Revision = Annotated[
 Offline = Annotated[bool, _model("--offline", help="Use local files only.")]
 TrustRemoteCode = Annotated[
     bool, _model("--trust-remote-code", help="Run model code that comes with the checkpoint.")
+]
+Optimize = Annotated[
+    str,
+    _model(
+        metavar="auto|none|LIST",
+        help="Faster forwards: pack (weights, on the CPU), fuse (projections of one input), compile (takes "
+        "minutes), several with commas; auto is what pays.",
+    ),
 ]
 System = Annotated[
     str | None, _input("--system", metavar="TEXT", help="What the target is told before the conversation.")
@@ -127,8 +142,8 @@ DraftTokens = Annotated[
     str,
     _drafting(
         metavar="K|auto",
-        help="Depth to draft each round, at most the drafter's own num_tokens, which auto takes; "
-        "0 is plain decoding.",
+        help="Depth to draft each round, at most the drafter's own num_tokens; 0 is plain decoding. "
+        "auto: what promises most tokens a second, by what was accepted and what rounds cost so far.",
     ),
 ]
 NoPlugin = Annotated[
@@ -217,14 +232,14 @@ Logprobs = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def depth_of(draft_tokens: str) -> int | None:
-    """Read `--draft-tokens`: a depth, or None for "auto".
+def depth_of(draft_tokens: str) -> int | Literal["auto"]:
+    """Read `--draft-tokens`: a depth, or "auto".
 
     Raises:
         InvalidParameter: it is neither.
     """
     if draft_tokens == "auto":
-        return None
+        return "auto"
     if not (draft_tokens.isascii() and draft_tokens.isdigit()):
         raise InvalidParameter(
             f"--draft-tokens {draft_tokens}: it must be auto or a whole number of at least 0"
@@ -233,14 +248,5 @@ def depth_of(draft_tokens: str) -> int | None:
 
 
 def named_target(target: str | None) -> str:
-    """Insist on `--target`.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if not target:
-        raise UsageError(
-            "no --target given; name a model folder or a hub id (tools/fetch_smollm2.py DIR fetches a small "
-            "model, then --target DIR)"
-        )
-    return target
+    """Name the target; without one, the demo model."""
+    return target or str(TARGET)

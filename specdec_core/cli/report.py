@@ -96,7 +96,9 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _depth(decoder: SpecDecoder) -> int:
-    """Give the depth that is drafted: the smaller of the one asked for and the drafter's own."""
-    own = decoder.drafter.capabilities.max_depth
-    return own if decoder.draft_tokens is None else min(decoder.draft_tokens, own)
+def _depth(decoder: SpecDecoder) -> str:
+    """Give the depth that is drafted: the smaller of the one asked for and the drafter's own, or "auto"."""
+    own, asked = decoder.drafter.capabilities.max_depth, decoder.draft_tokens
+    if asked == "auto":
+        return "auto" if own else "0"
+    return str(own if asked is None else min(asked, own))

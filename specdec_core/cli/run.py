@@ -59,7 +59,9 @@ def run(
         run_many(many, model, drafting, params, chat=chat, debug=debug)
         return
     wanted = read_prompt(prompt, file, chat)
-    with opened(model, drafting, params, debug=debug, max_batch=min(samples, 8)) as (decoder, out):
+    tokens = params.max_new_tokens * samples
+    with opened(model, drafting, params, debug=debug, max_batch=min(samples, 8), tokens=tokens) as opening:
+        decoder, out = opening
         chosen = decoder.verifier_for([params])
         results = _results(decoder, wanted, params, None if as_json else out, trace=trace)
         if as_json:

@@ -48,6 +48,11 @@ class Later:
     def __repr__(self) -> str:
         return self._source.name
 
+    @property
+    def text(self) -> str:
+        """The whole of it, which `repr` may cut short."""
+        return self._source.text
+
     def bind(self, tokenizer: Any) -> None:
         """Meet the target's tokenizer."""
         from specdec_core.grammar import Grammar

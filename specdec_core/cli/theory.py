@@ -14,6 +14,7 @@ from specdec_core.cli.report import print_json
 from specdec_core.cli.tables import print_table, print_text
 from specdec_core.errors import InvalidParameter, UsageError
 
+_LONGER = {False: "--draft-tokens K shows up to K.", True: "Give the shares of more depths."}
 _SHOWN = 8  # draft lengths in the table, unless a longer one is asked for
 
 Acceptance = Annotated[
@@ -39,7 +40,7 @@ DraftTokens = Annotated[
     typer.Option(
         metavar="K",
         parser=whole_number,
-        help="Draft length to forecast; without it, the best one.",
+        help="Draft length to forecast; without it, the best one up to 8.",
         show_default=False,
     ),
 ]
@@ -69,11 +70,12 @@ def theory(
                 "by_depth": _shares(by_depth) if by_depth else None,
                 "cost": cost,
                 "best_draft_tokens": best.draft_tokens,
+                "longer_may_be_better": best is table[-1],
                 "table": [asdict(row) for row in table],
             }
         )
         return
-    _print(table, chosen, best, cost)
+    _print(table, chosen, best, cost, by_depth=by_depth is not None)
 
 
 def _table(
@@ -100,12 +102,18 @@ def _shares(by_depth: str) -> list[float]:
         raise InvalidParameter(f"--by-depth {by_depth}: it must be numbers with commas between") from None
 
 
-def _print(table: list[law.Forecast], chosen: law.Forecast, best: law.Forecast, cost: float) -> None:
+def _print(
+    table: list[law.Forecast], chosen: law.Forecast, best: law.Forecast, cost: float, *, by_depth: bool
+) -> None:
     """Print the forecast in a sentence, and the table."""
     print_text(
         f"k={chosen.draft_tokens}: {chosen.expected_tokens:.2f} tokens a round, {chosen.speedup:.2f}x the "
         f"speed of plain decoding, if a drafting step costs {cost:g} target forwards"
     )
+    mark = "best"
+    if best is table[-1]:
+        mark = "best here"
+        print_text(f"The longest draft here is the best: longer ones may be better. {_LONGER[by_depth]}")
     print()
     columns = ("k", "tokens a round", "speed-up", "")
     rows: list[list[Any]] = [
@@ -113,7 +121,7 @@ def _print(table: list[law.Forecast], chosen: law.Forecast, best: law.Forecast, 
             str(row.draft_tokens),
             f"{row.expected_tokens:.2f}",
             f"{row.speedup:.2f}x",
-            "best" if row is best else "",
+            mark if row is best else "",
         ]
         for row in table
     ]

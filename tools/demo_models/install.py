@@ -16,10 +16,13 @@ COMPANIONS = {"draft": "../draft", "exit_layer": 2}
 
 
 def copy_model(source: Path, folder: Path) -> None:
-    """Copy the files that loading needs."""
+    """Copy the files that loading needs; in a config of float32, since a CPU computes slowly in float16."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in MODEL:
         shutil.copyfile(source / name, folder / name)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = "float32"
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def main() -> None:
         seed=args.seed,
         matrix_rate=3e-3,
         rate=1.5e-3,
-        rule_share=0.4,
+        rule_share=(0.4, 0.4),
         drill_share=(0.05, 0.05),
         port=29518,
     )

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from tools.demo_models.rows import WRITTEN, Row, as_text, read_rows
 
 Loss = Callable[[Tensor, int], Tensor]  # (ids [B, T + 1], step) -> scalar
+EARLY = 0.3  # by then copying is learned
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Plan:
     seed: int
     matrix_rate: float  # learning rate of Muon, in units of AdamW's
     rate: float  # learning rate of AdamW: embeddings and norms
-    rule_share: float  # share of rows made by rule
-    drill_share: tuple[float, float]  # chance of a drill before a row, in the first 80% of the time and later
+    rule_share: tuple[float, float]  # share of rows made by rule, in the first EARLY of the time and later
+    drill_share: tuple[float, float]  # chance of a drill before a row, likewise
     port: int
     checkpoint_seconds: float = 150
     warmup: float = 0.02
@@ -56,9 +57,10 @@ def packed(
     need, ids = plan.batch * (plan.length + 1), list[int]()
     while True:
         while len(ids) < need:
-            if rng.random() < plan.drill_share[done() > 0.8]:
+            late = done() > EARLY
+            if rng.random() < plan.drill_share[late]:
                 ids += _drill(len(tokenizer), rng)
-            row = next(ruled if rng.random() < plan.rule_share else written)
+            row = next(ruled if rng.random() < plan.rule_share[late] else written)
             ids += tokenizer(as_text(row, rng.random()))["input_ids"]
         yield torch.tensor(ids[:need]).view(plan.batch, plan.length + 1)
         ids = ids[need:]

@@ -1,0 +1,287 @@
+"""How many tokens to draft, so that tokens a second are the most: `--draft-tokens auto`.
+
+Each round takes the depth and nodes with the largest E / C: E, the tokens that the round is expected to
+commit, from `Acceptance`; C, the seconds it is expected to take, from `RoundCosts`. (Leviathan et al. 2023,
+section 3, with measured costs, and with acceptance by what is known of each node.) All rows share one block,
+so its width is chosen for the batch; a row's own depth ends where it has room, or nothing more to propose.
+
+What was made on the host (`Draft.host`) is asked for in full and cut by its scores, and teaches what would
+have been accepted also where it was cut: nothing is spent on finding that out. What a model drafts is
+decided before it is drawn. Where drafting does not pay, it is tried again in rounds that together may lose a
+small share of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from specdec_core.acceptance import Acceptance, Clue, Shifts, new_row
+from specdec_core.draft import HOLE, ROOT, Draft, HostNodes
+from specdec_core.interfaces import Budget, Capabilities, Outcome
+from specdec_core.round_costs import RoundCosts
+from specdec_core.rows import Batch
+
+_MARGIN = 1.02  # drafting must promise so much more than plain decoding: estimates are noisy
+_LOSS = 0.005  # share of the time that trying may lose
+_FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at once
+_GUESS_ON_HOST, _GUESS_OF_MODEL = 0.4, 0.7  # conditional acceptance, where there are no scores
+_LAST = 3  # power of a row's rounds left by which it counts
+_PACE = 0.1  # share of the latest round in a row's pace
+_DEEP = 6  # from here on depths are alike
+
+
+@dataclass
+class _RowState:
+    """What is known of a row."""
+
+    shifts: Shifts = field(default_factory=new_row)
+    hosted: bool = True  # whether the row's last draft was made on the host
+    source: str = ""  # who made it
+    proposed: HostNodes | None = None  # in this round
+    clues: list[Clue] = field(default_factory=list)  # of what was proposed
+    pace: float = 1.0  # tokens that its latest rounds committed, on the average
+    weight: float = 1.0  # what a token of this row is worth in this round; 1 on the average of the rows
+    drafted: int = 0  # nodes checked before this round
+
+
+class AdaptiveLength:
+    """The length policy of one call; only `costs` outlives it.
+
+    Args:
+        capabilities: of the drafter; its own depth and nodes are never exceeded.
+        costs: what rounds cost.
+        now: a clock in seconds that stands still while the loop's consumer works.
+    """
+
+    def __init__(self, capabilities: Capabilities, costs: RoundCosts, now: Callable[[], float]) -> None:
+        self.depth, self.nodes = capabilities.max_depth, capabilities.nodes
+        self._sizes = _level_ends(self.depth, self.nodes if capabilities.makes_trees else self.depth)
+        self._acceptance, self._costs, self._now = Acceptance(), costs, now
+        self._rows: dict[int, _RowState] = {}
+        self._on_host = capabilities.on_host
+        self._states: list[_RowState] = []  # of this round
+        self._depths: list[int] = []
+        self._first = False
+        self._since: float | None = None  # when the last round ended
+        self._catching_up = True  # a model that did not draft in the last round reads more than it will next
+        self._allowed, self._lost = 0.0, 0.0  # seconds, of trying
+        costs.begin()
+
+    # --- before the draft
+
+    def budget(self, batch: Batch) -> Budget:
+        """Ask for all that the host drafts, and of what a model drafts for what pays."""
+        self._first = batch.first
+        self._states = [self._state(row.id) for row in batch.rows]
+        for row, state in zip(batch.rows, self._states, strict=True):
+            state.proposed, state.drafted = None, row.stats.drafted_tokens
+        self._weigh(batch)
+        rooms = [max(min(self.depth, row.room - 1), 0) for row in batch.rows]
+        deepest = self.depth
+        if not all(state.hosted for state in self._states):
+            deepest = self._model_depth(rooms)
+        pairs = list(zip(rooms, self._states, strict=True))
+        self._depths = [room if state.hosted else min(room, deepest) for room, state in pairs]
+        hosted = any(state.hosted for _, state in pairs)
+        return Budget(self._depths, self.nodes if hosted else self._sizes[deepest])
+
+    def _state(self, row: int) -> _RowState:
+        if row not in self._rows:
+            self._rows[row] = _RowState(hosted=self._on_host)
+        return self._rows[row]
+
+    def _weigh(self, batch: Batch) -> None:
+        """Let the rows count most that will be the last to end: the batch takes as long as they do."""
+        rounds = [
+            (row.room / state.pace) ** _LAST for row, state in zip(batch.rows, self._states, strict=True)
+        ]
+        mean = sum(rounds) / len(rounds)
+        for left, state in zip(rounds, self._states, strict=True):
+            state.weight = left / mean
+
+    def _model_depth(self, rooms: Sequence[int]) -> int:
+        """Choose the depth that a model drafts to; 0 where it does not pay."""
+        most = max(rooms)
+        options = [(self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
+        drafting = [self._costs.draft(len(rooms), depth) for depth in range(most + 1)]
+        best = self._best(options, drafting)
+        if best or not most:
+            return best
+        hoped = self._model_gain(rooms, 1, optimism=1.0)
+        return int(self._may_try(self._sizes[1], hoped, drafting[1], self._costs.round, _FIRST_LOSS_OF_MODEL))
+
+    def _model_gain(self, rooms: Sequence[int], depth: int, optimism: float = 0.0) -> float:
+        """Expect how many tokens of a model's draft are accepted, all rows together, weighed."""
+        gain = 0.0
+        for room, state in zip(rooms, self._states, strict=True):
+            reached = 1.0
+            for d in range(1, min(depth, room) + 1):
+                reached *= self._acceptance.chance(state.shifts, _by_depth(state.source, d), optimism)
+                gain += state.weight * reached
+        return gain
+
+    # --- behind the draft, before anything is checked
+
+    def cut(self, draft: Draft) -> Draft:
+        """Keep the columns that pay, of what was made on the host: by what the host knows alone."""
+        if draft.host is None:
+            return draft
+        gains = [0.0] * draft.nodes
+        least = 0  # columns of rows that a model drafted, which were decided upon before
+        sources = draft.sources or ("",) * draft.rows
+        for i, (state, nodes) in enumerate(zip(self._states, draft.host, strict=True)):
+            if nodes is None:
+                least = max(least, draft.nodes if draft.counts is None else draft.counts[i])
+                continue
+            state.proposed, state.hosted, state.source = nodes, True, sources[i]
+            state.clues = _clues(state.source, nodes)
+            for column, chance in enumerate(self._chances(state, nodes)):
+                gains[column] += state.weight * chance
+        options = [(column, gain) for column, gain in enumerate(accumulate(gains, initial=0.0))]
+        best = self._best(options, [0.0] * len(options))
+        if not best and not self._first and not self._costs.drafts_timed:
+            best = self._try_width(options)
+        return draft.cut(max(best, least))
+
+    def _try_width(self, options: Sequence[tuple[int, float]]) -> int:
+        """Choose a width to time, while what drafts cost is a mere guess."""
+        rows = len(self._states)
+        width, gain = max(options[1:5], key=lambda o: (rows + o[1]) / self._costs.hoped(rows, o[0]))
+        return width if self._may_try(width, gain, 0.0, self._costs.hoped, _FIRST_LOSS_ON_HOST) else 0
+
+    def _chances(self, state: _RowState, nodes: HostNodes) -> list[float]:
+        """Expect of each node whether it is accepted, all before it included."""
+        chances: list[float] = []
+        for parent, clue in zip(nodes.parents, state.clues, strict=True):
+            above = 1.0 if parent == ROOT else 0.0 if parent == HOLE else chances[parent]
+            chances.append(above * self._acceptance.chance(state.shifts, clue))
+        return chances
+
+    # --- the choice
+
+    def _best(self, options: Sequence[tuple[int, float]], drafting: Sequence[float]) -> int:
+        """Give the index of the best of (width, expected accepted tokens), 0 being no draft."""
+        rows = len(self._states)
+        best, most = 0, _MARGIN * rows / self._costs.round(rows, 0)
+        for i, ((width, gain), seconds) in enumerate(zip(options, drafting, strict=True)):
+            rate = (rows + gain) / (self._costs.round(rows, width) + seconds)
+            if i and rate > most:
+                best, most = i, rate
+        return best
+
+    def _may_try(
+        self,
+        width: int,
+        hoped: float,  # accepted tokens, at best
+        drafting: float,
+        cost: Callable[[int, int], float],  # at best
+        first: float,
+    ) -> bool:
+        """Tell whether a draft that seems not to pay may be tried: if it could, and time for it is left."""
+        rows = len(self._states)
+        plain = self._costs.round(rows, 0)
+        if (rows + hoped) / (cost(rows, width) + drafting) <= _MARGIN * rows / plain:
+            return False
+        loss = self._costs.round(rows, width) + drafting - plain  # if nothing is accepted
+        if self._lost + loss > self._allowed + first * plain:
+            return False
+        self._lost += loss
+        return True
+
+    # --- after the round
+
+    def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
+        """Learn from a round: what was drafted and committed, and the seconds of its parts."""
+        self._time(len(batch.rows), draft, seconds)
+        shown = False
+        for i, (row, state) in enumerate(zip(batch.rows, self._states, strict=True)):
+            drafted = row.stats.drafted_tokens - state.drafted
+            state.pace += _PACE * (max(len(outcome.tokens[i]), 1) - state.pace)
+            if state.proposed is not None:
+                self._learn_nodes(state, state.proposed, outcome.tokens[i])
+            elif drafted:
+                state.hosted = False
+                state.source = draft.sources[i] if draft.sources else ""
+                depth = min(draft.depth, self._depths[i], drafted)
+                self._learn_depths(state, len(outcome.paths[i]), depth, ended=row.finished is not None)
+            else:
+                for shift in state.shifts.values():
+                    shift.fade()
+            shown |= drafted > 0 or state.proposed is not None
+            if row.finished is not None:
+                self._rows.pop(row.id, None)
+        if not shown:
+            self._acceptance.fade()
+
+    def _time(self, rows: int, draft: Draft, seconds: dict[str, float]) -> None:
+        now = self._now()
+        since, self._since = self._since, now
+        if since is None or self._first:  # prompts are fed in rows' first rounds
+            return
+        self._allowed += _LOSS * (now - since)
+        drafting = seconds.get("draft", 0.0)
+        self._costs.add(rows, draft.nodes, now - since - drafting)
+        by_model = draft.nodes > 0 and any(state.proposed is None for state in self._states)
+        if by_model and not self._catching_up:
+            self._costs.add_draft(rows, draft.depth, drafting)
+        self._catching_up = not by_model
+
+    def _learn_nodes(self, state: _RowState, nodes: HostNodes, said: Sequence[int]) -> None:
+        """Compare what was proposed with what was said, whether or not it was checked."""
+        at, end = ROOT, len(nodes.tokens)
+        for token in said:
+            right = None
+            for node in range(at + 1, end):  # children come behind their parent
+                if nodes.parents[node] != at:
+                    continue
+                accepted = right is None and nodes.tokens[node] == token
+                right = node if accepted else right
+                self._acceptance.learn(state.shifts, state.clues[node], accepted=accepted)
+            if right is None:
+                return
+            at = right
+
+    def _learn_depths(self, state: _RowState, accepted: int, depth: int, *, ended: bool) -> None:
+        """Learn from a model's draft: what was accepted, and the depth at which it ended."""
+        for d in range(1, min(accepted + 1, depth) + 1):
+            if d <= accepted or not ended:
+                clue = _by_depth(state.source, d)
+                self._acceptance.learn(state.shifts, clue, accepted=d <= accepted)
+
+
+def _clues(source: str, nodes: HostNodes) -> list[Clue]:
+    """Give what is known of each node."""
+    clues: list[Clue] = []
+    depths: list[int] = []
+    ranks: dict[int, int] = {}  # parent -> its children so far
+    for node, parent in enumerate(nodes.parents):
+        depths.append(1 + depths[parent] if parent >= 0 else 1)
+        rank = ranks[parent] = ranks.get(parent, -1) + 1
+        if nodes.scores:
+            above = nodes.scores[parent] if parent >= 0 else 1.0
+            guess = round(min(nodes.scores[node] / above, 1.0), 2) if above > 0 else 0.0
+            clues.append(Clue.of(source, "score", round(5 * guess), guess))
+        else:
+            at = 100 * min(rank, 2) + min(depths[node], _DEEP)
+            clues.append(Clue.of(source, "depth", at, _GUESS_ON_HOST / (1 + rank)))
+    return clues
+
+
+def _by_depth(source: str, depth: int) -> Clue:
+    return Clue.of(source, "depth", min(depth, _DEEP), _GUESS_OF_MODEL)
+
+
+def _level_ends(depth: int, nodes: int) -> list[int]:
+    """Count the nodes down to each level, 0 first, of a tree that branches alike on all levels.
+
+    Of a chain that is the depth itself.
+    """
+    low, high = 1.0, float(max(nodes, 1))
+    for _ in range(60):
+        branching = (low + high) / 2
+        low, high = (
+            (branching, high) if sum(branching**d for d in range(1, depth + 1)) < nodes else (low, branching)
+        )
+    return [min(round(sum(high**d for d in range(1, level + 1))), nodes) for level in range(depth + 1)]

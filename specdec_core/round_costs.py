@@ -1,0 +1,219 @@
+"""What a round costs: measured as rounds go by, and guessed where nothing was measured yet.
+
+The cost of a round that checks w drafted nodes a row is t(rows, w) = t(rows, 0) (1 + e(rows, w)). The excess
+e starts from a curve of the device and the dtype, over the tokens of the whole block; one factor fits that
+curve to all that was measured, and what was measured at a width counts there more than the curve.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+_KEPT = 9  # latest timings of each shape
+_PAST = 2  # timings that an earlier call counts for
+_FADING = 0.95  # of what the factor remembers, with each timing
+_NOISE = 0.05  # of a timing, relative
+_OFF = 0.1  # how much a single timing is to be doubted, against the curve
+_DRAFT_STEP = 0.15  # of a drafting step, in rounds without a draft, before one was timed
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Cost of a forward over so many tokens, relative to one; straight between points, and behind them."""
+
+    points: tuple[tuple[int, float], ...]
+    slope: float  # behind the last point, for each token
+
+    def __call__(self, tokens: int) -> float:
+        """Give the cost of a block of so many tokens, all rows together."""
+        last, cost = self.points[-1]
+        if tokens >= last:
+            return cost + self.slope * (tokens - last)
+        at = bisect_right([count for count, _ in self.points], tokens)
+        (low, below), (high, above) = self.points[at - 1], self.points[at]
+        return below + (above - below) * (tokens - low) / (high - low)
+
+    @classmethod
+    def of(cls, device: str, wide: bool) -> CostCurve:
+        """Guess by the device's type, and whether the weights are `wide`: float32 or wider."""
+        if device != "cpu":
+            return GPU
+        return CPU_FLOAT32 if wide else CPU_HALF
+
+
+# SmolLM2-135M-Instruct on two cores, and Qwen3 shapes on one H200: docs/decisions/0012.
+CPU_FLOAT32 = CostCurve(((1, 1.0), (4, 1.67), (8, 2.0)), slope=0.08)
+CPU_HALF = CostCurve(((1, 1.0), (4, 1.08), (8, 1.13)), slope=0.02)
+GPU = CostCurve(((1, 1.0), (4, 1.08), (64, 1.18)), slope=0.003)
+
+
+class RoundCosts:
+    """Timings of rounds by rows and drafted width, and of drafting by rows and depth.
+
+    They tell of the machine and of the models, and of nothing that was said: a decoder keeps them between
+    calls. Of an earlier call only proportions count, for its contexts may have been of another length.
+
+    Args:
+        curve: what is believed before anything was timed.
+        warm_up: timings of each new shape to leave out: captured shapes cost much more at first.
+    """
+
+    def __init__(self, curve: CostCurve, warm_up: int = 0) -> None:
+        self.curve, self.warm_up = curve, warm_up
+        self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> width -> seconds
+        self._past: dict[int, dict[int, float]] = {}  # rows -> width -> seconds, of earlier calls
+        self._seen: dict[tuple[int, int], int] = {}
+        self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
+        self._fits: dict[int, _Fit] = {}
+        self._above = self._below = (
+            _NOISE**2
+        )  # least squares: measured over guessed excess, whatever the rows
+
+    def begin(self) -> None:
+        """Begin a call."""
+        for rows, times in self._rounds.items():
+            typical = {width: seconds for width, (seconds, _) in _rising(times).items()}
+            fit = self._fit(rows)
+            typical[0] = fit.plain
+            known = self._past.get(rows, {})
+            scale = fit.plain / known[0] if known else 1.0
+            self._past[rows] = {width: seconds * scale for width, seconds in known.items()} | typical
+        self._rounds.clear()
+        self._fits.clear()
+
+    def add(self, rows: int, width: int, seconds: float) -> None:
+        """Note the seconds of a round without its drafting; width: drafted nodes of a row, 0 for none."""
+        seen = self._seen[rows, width] = self._seen.get((rows, width), 0) + 1
+        if seen <= self.warm_up or seconds <= 0:
+            return
+        if width:
+            guess, excess = self._excess(rows, width), max(seconds / self._fit(rows).plain - 1.0, 0.0)
+            self._above = _FADING * self._above + guess * min(excess, 3.0)
+            self._below = _FADING * self._below + guess**2
+        of_rows = self._rounds.setdefault(rows, {})
+        of_rows.setdefault(width, deque(maxlen=_KEPT)).append(seconds)
+        self._fits.clear()
+
+    def add_draft(self, rows: int, depth: int, seconds: float) -> None:
+        """Note the seconds that drafting to a depth took."""
+        self._steps.setdefault(rows, deque(maxlen=_KEPT)).append(seconds / depth)
+
+    @property
+    def drafts_timed(self) -> bool:
+        """Whether a round that checked a draft was ever timed."""
+        now = any(width for of_rows in self._rounds.values() for width in of_rows)
+        return now or any(width for of_rows in self._past.values() for width in of_rows)
+
+    def round(self, rows: int, width: int) -> float:
+        """Expect the seconds of a round without its drafting."""
+        return self._fit(rows).seconds(width)
+
+    def hoped(self, rows: int, width: int) -> float:
+        """Expect the seconds of such a round if a block cost but a fifth of what is believed."""
+        plain = self.round(rows, 0)
+        return plain + 0.2 * (self.round(rows, width) - plain)
+
+    def draft(self, rows: int, depth: int) -> float:
+        """Expect the seconds of drafting to a depth."""
+        known = self._nearest(self._steps, rows)
+        if known is None:
+            return _DRAFT_STEP * self.round(rows, 0) * depth
+        return _typical(self._steps[known]) * depth
+
+    def _fit(self, rows: int) -> _Fit:
+        if rows not in self._fits:
+            self._fits[rows] = self._fitted(rows)
+        return self._fits[rows]
+
+    def _fitted(self, rows: int) -> _Fit:
+        times, past = _rising(self._rounds.get(rows, {})), self._past.get(rows, {})
+        known = self._nearest({**self._past, **self._rounds}, rows)
+        others = self._above / self._below
+        if 0 in times:
+            plain = times[0][0]
+        elif times:
+            width, (seconds, _) = min(times.items())
+            believed = past[width] / past[0] if width in past else 1.0 + others * self._excess(rows, width)
+            plain = seconds / believed
+        elif past:
+            plain = past[0]
+        elif known is not None:
+            plain = self._fit(known).plain * self.curve(rows) / self.curve(known)
+        else:
+            plain = self.curve(rows)
+        found = {width: (seconds / past[0] - 1.0, _PAST) for width, seconds in past.items()}
+        found |= {
+            width: (max(seconds / plain - 1.0, 0.0), count) for width, (seconds, count) in times.items()
+        }
+        found.pop(0, None)
+        return _Fit(self, rows, plain, others, found)
+
+    def _excess(self, rows: int, width: int) -> float:
+        return self.curve(rows * (1 + width)) / self.curve(rows) - 1.0
+
+    @staticmethod
+    def _nearest(of: Iterable[int], rows: int) -> int | None:
+        """Give the measured number of rows that is nearest in proportion."""
+        return min(of, key=lambda known: max(known / rows, rows / known), default=None)
+
+
+class _Fit:
+    """The costs of one number of rows, as far as they are known.
+
+    found: width -> measured excess, and timings. others: the factor that other numbers of rows suggest.
+    """
+
+    def __init__(
+        self, costs: RoundCosts, rows: int, plain: float, others: float, found: dict[int, tuple[float, int]]
+    ) -> None:
+        self._guess, self.plain = partial(costs._excess, rows), plain
+        self._known: dict[int, float] = {0: plain}
+        points = [(w, self._guess(w), excess, count) for w, (excess, count) in sorted(found.items())]
+        above = sum(n * guess * excess for _, guess, excess, n in points) + _NOISE**2 * others
+        self.factor = above / (sum(n * guess**2 for _, guess, _, n in points) + _NOISE**2)
+        # A measured width is off the curve by some share of it, which is weighed with the noise.
+        self._ratios: list[tuple[int, float]] = []
+        for width, guess, excess, count in points:
+            trust = count * guess**2 / (count * guess**2 + _OFF)
+            self._ratios.append((width, self.factor + trust * (excess / guess - self.factor)))
+
+    def seconds(self, width: int) -> float:
+        """Expect the seconds of a round of this width; a wider one never costs less."""
+        for w in range(len(self._known), width + 1):
+            excess = self._ratio(w) * self._guess(w)
+            self._known[w] = max(self.plain * (1.0 + excess), self._known[w - 1])
+        return self._known[width]
+
+    def _ratio(self, width: int) -> float:
+        """Give what the curve is off by: between measured widths in between, beyond them as at the last."""
+        if not self._ratios:
+            return self.factor
+        if width <= self._ratios[0][0]:
+            return self._ratios[0][1]
+        for (low, below), (high, above) in pairwise(self._ratios):
+            if width <= high:
+                return below + (above - below) * (width - low) / (high - low)
+        return self._ratios[-1][1]
+
+
+def _typical(times: Sequence[float]) -> float:
+    """Give the lower quartile: what disturbs a timing makes it longer, first uses of a shape most of all."""
+    return sorted(times)[(len(times) - 1) // 4]
+
+
+def _rising(times: dict[int, deque[float]]) -> dict[int, tuple[float, int]]:
+    """Give typical seconds and counts by width, neighbours pooled until wider ones do not cost less."""
+    pools: list[tuple[float, int, list[int]]] = []  # seconds, count, widths
+    for width in sorted(times):
+        seconds, count, widths = _typical(times[width]), len(times[width]), [width]
+        while pools and pools[-1][0] > seconds:
+            before, n, their = pools.pop()
+            seconds, count = (seconds * count + before * n) / (count + n), count + n
+            widths = their + widths
+        pools.append((seconds, count, widths))
+    return {width: (seconds, count) for seconds, count, widths in pools for width in widths}
