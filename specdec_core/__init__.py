@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from specdec_core.row_drafter import RowDrafter, RowDrafterConfig
     from specdec_core.sampling_params import FinishReason, SamplingParams
     from specdec_core.stats import Stats
+    from specdec_core.transfer import on_device
 
 # Where each public name lives. They are imported on first use: the command line's `--help` and the plugin
 # registry must not wait for torch.
@@ -75,6 +76,7 @@ _HOMES = {
     "row_drafter": "RowDrafter RowDrafterConfig",
     "sampling_params": "FinishReason SamplingParams",
     "stats": "Stats",
+    "transfer": "on_device",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -126,6 +128,7 @@ __all__ = [
     "VerifierError",
     "generate",
     "hookimpl",
+    "on_device",
     "top_token",
     "top_tokens",
 ]

@@ -230,6 +230,9 @@ class CachedModel(Protocol):
         far, of which the first `fed` were fed before; None where they are chains, whose holes, if any, come
         last: that spares the model a general tree. A round's first call feeds the pending tokens too and
         returns [B, 1 + m, V], index 0 after the last pending token; later calls return [B, m, V].
+
+        What is returned is valid until the model's next call, which may overwrite it: captured graphs share
+        their memory.
         """
 
     def keep(self, outcome: Outcome) -> None:

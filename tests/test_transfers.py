@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +138,30 @@ def test_a_round_has_one_transfer(
     assert [waits for waits, _ in counts] == [["tolist"]] * 5
     if name == "scripted chain" and not temperature:
         assert k in [nodes for _, nodes in counts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", ["small_model", "sampled", "early_exit", "tree_top2"])
+def test_lists_of_the_host_reach_the_device_in_one_way(
+    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through `on_device`: a tensor made on a GPU directly waits for the forward under way."""
+    sampled = SmallModelConfig(model=tiny_llama(), num_tokens=3, draft="sampled")
+    drafter = SmallModel(sampled) if name == "sampled" else DRAFTERS[name](3)
+    decoder = SpecDecoder(tiny_llama(), drafter=drafter, draft_tokens=None, strict=True)
+    params = [  # a greedy row among others; one ends before the other, and its last draft is shorter
+        SamplingParams(max_new_tokens=9 + 4 * i, temperature=temperature * i, seed=i) for i in range(2)
+    ]
+    real, direct = torch.tensor, []
+
+    def tensor(values: Any, *args: Any, **options: Any) -> Tensor:
+        if "device" in options:
+            direct.append(inspect.stack()[1].filename)
+        return real(values, *args, **options)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    assert len(list(decoder.rounds(PROMPTS[:2], params))) > 2
+    assert {Path(file).name for file in direct} == {"transfer.py"}
 
 
 def test_a_prefill_chunk_has_none() -> None:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec_core import HOLE, Capabilities, Context, Draft, DrafterConfig, DraftLaw, top_token
+from specdec_core import HOLE, Capabilities, Context, Draft, DrafterConfig, DraftLaw, on_device, top_token
 from specdec_drafters._cached import CachedDrafter
 from specdec_drafters._law import Drawing, Temperature, confidence, q_mask, q_scores
 from specdec_drafters._vocabulary import aligned
@@ -126,7 +126,7 @@ class _Chain:
     @cached_property
     def _limits(self) -> Tensor:
         """int64 [B]."""
-        return torch.tensor(self._depths, device=self._context.device)
+        return on_device(self._depths, self._context.device)
 
     def _any_left(self, going: Tensor) -> bool:
         return bool((going & (self._limits > len(self.tokens))).any())

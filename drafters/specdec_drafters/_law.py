@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec_core import Context, DraftLaw, top_token
+from specdec_core import Context, DraftLaw, on_device, top_token
 
 Temperature = Annotated[
     float | None,
@@ -53,7 +53,7 @@ def q_mask(context: Context, scores: Tensor, temperature: float | None) -> Tenso
     """Make q a point mass in rows at temperature 0, as p is there: -inf but for the argmax."""
     if temperature is not None or not any(p.greedy for p in context.params):
         return scores
-    greedy = torch.tensor([p.greedy for p in context.params], device=scores.device)
+    greedy = on_device([p.greedy for p in context.params], scores.device, torch.bool)
     best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, top_token(scores).unsqueeze(1), True)
     return scores.masked_fill(greedy.unsqueeze(1) & ~best, -torch.inf)
 

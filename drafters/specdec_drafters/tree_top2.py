@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec_core import HOLE, Capabilities, Context, Draft, DraftLaw, TargetInfo, UsageError
+from specdec_core import HOLE, Capabilities, Context, Draft, DraftLaw, TargetInfo, UsageError, on_device
 from specdec_drafters._cached import CachedDrafter, early_exit_source, small_model_source
 from specdec_drafters._children import Children, drawn_children, top_children
 from specdec_drafters._law import Temperature
@@ -113,7 +113,7 @@ class _Tree:
     """The trees of a batch as they grow; B rows, c nodes on the last level (at first the root alone)."""
 
     def __init__(self, context: Context, depths: list[int]) -> None:
-        self._limits = torch.tensor(depths, device=context.device)
+        self._limits = on_device(depths, context.device)
         rows = len(depths)
         self.nodes = 0
         self.tokens: list[Tensor] = []  # int64 [B, c] each

@@ -40,13 +40,15 @@ class FixedSteps:
     """Runs a function at fixed shapes; one set of input tensors, and in time one graph, a key.
 
     A graph holds the addresses of the cache, so `drop` must be called when buffers move. The key that was
-    not used for longest is forgotten when there are more than `most`.
+    not used for longest is forgotten when there are more than `most`, or when the outputs of captured ones,
+    which stay where they are, take more than `most_bytes`.
     """
 
-    def __init__(self, capture: Capture, most: int = 128) -> None:
-        self.capture, self.most = capture, most
+    def __init__(self, capture: Capture, most: int = 128, most_bytes: int = 2 << 30) -> None:
+        self.capture, self.most, self.most_bytes = capture, most, most_bytes
         self._steps: dict[Hashable, _Step] = {}
         self._pool: Any = None
+        self._stream: Any = None  # of every warm-up and capture
 
     @property
     def warm_up(self) -> int:
@@ -59,7 +61,10 @@ class FixedSteps:
         self._pool = None
 
     def run(self, key: Hashable, inputs: Inputs, forward: Callable[[Inputs], Outputs]) -> Outputs:
-        """Copy the inputs into the key's fixed tensors and run; outputs are valid until the next run."""
+        """Copy the inputs into the key's fixed tensors and run.
+
+        Outputs are valid until the next run of any key: captured ones share one pool of memory.
+        """
         step = self._steps.pop(key, None)
         if step is None:
             while len(self._steps) >= self.most:
@@ -79,22 +84,47 @@ class FixedSteps:
 
     def _capture(self, step: _Step, forward: Callable[[Inputs], Outputs]) -> None:
         """Capture the forward; where it cannot be, go on eagerly and say why, once."""
+        current = torch.cuda.current_stream()
+        # One stream for all: cuBLAS keeps a workspace, up to 32 MiB, for every stream that it ever ran on,
+        # and captures that share a pool must share their stream.
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # warm-up: lazy initialisation may not be captured
-                for _ in range(2):
+            with torch.cuda.stream(current):  # a capture that fails leaves its own stream current
+                self._stream.wait_stream(current)
+                with torch.cuda.stream(self._stream):  # warm-up: lazy initialisation may not be captured
                     forward(step.inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool):
-                step.outputs = forward(step.inputs)
-            step.graph = graph
+                current.wait_stream(self._stream)
+                graph = torch.cuda.CUDAGraph()
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                mode = "thread_local"  # other threads may allocate meanwhile
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
+                    step.outputs = forward(step.inputs)
+                step.graph = graph
         except RuntimeError as error:
             self.capture = Capture.FIXED
             self.drop()
-            reason = str(error).splitlines()[0]
+            cause = _first(error)
+            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
             logger.warning(
                 "this model's forward cannot be captured in a CUDA graph and runs eagerly: %s", reason
             )
+            return
+        self._forget_down_to(self.most_bytes)
+
+    def _forget_down_to(self, most_bytes: int) -> None:
+        """Forget captured keys, those not used for longest first; the last one stays."""
+        captured = {key: step.outputs for key, step in self._steps.items() if step.graph is not None}
+        sizes = {key: sum(x.nbytes for x in outputs) for key, outputs in captured.items()}
+        total = sum(sizes.values())
+        for key, size in list(sizes.items())[:-1]:
+            if total <= most_bytes:
+                return
+            del self._steps[key]
+            total -= size
+
+
+def _first(error: BaseException) -> BaseException:
+    """Find what went wrong first: ending a broken capture raises again, and says less."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

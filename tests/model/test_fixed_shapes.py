@@ -28,10 +28,12 @@ from tiny import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_core import Capture, SpecDecoder
+from specdec_core import Capture, SamplingParams, SpecDecoder
 from specdec_core.model.graphs import FixedSteps, Inputs, Outputs
 from specdec_core.model.runner import Runner
 from specdec_core.model.shapes import Shape
+from specdec_drafters.small_model import SmallModel, SmallModelConfig
+from specdec_drafters.tree_top2 import TreeTop2, TreeTop2Config
 
 BITS = 1e-5  # paddings change the order of sums, and nothing else
 
@@ -302,6 +304,7 @@ class FakeCuda:
 
     def __init__(self, fail: bool = False) -> None:
         self.captures, self.replays, self.fail = 0, 0, fail
+        self.streams: list[Any] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         for name in ("Stream", "current_stream", "stream", "CUDAGraph", "graph"):
@@ -320,8 +323,9 @@ class FakeCuda:
         return SimpleNamespace()
 
     @contextmanager
-    def graph(self, graph: Any, pool: Any) -> Iterator[None]:
+    def graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert pool is not None
+        self.streams.append(stream)
         self.captures += 1
         if self.fail:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore lines")
@@ -367,6 +371,34 @@ def test_a_shape_is_captured_at_its_second_use_and_then_replayed(monkeypatch: py
     assert cuda.captures == 1  # a dropped key begins anew
 
 
+def test_captures_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared pool asks for it, and cuBLAS keeps a workspace for every stream."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    steps = FixedSteps(Capture.GRAPHS)
+    for key in "aabb":
+        steps.run(key, {"a": torch.ones(2)}, doubled)
+    steps.drop()
+    for key in "aa":
+        steps.run(key, {"a": torch.ones(2)}, doubled)
+    assert len(cuda.streams) == 3
+    assert len(set(map(id, cuda.streams))) == 1
+
+
+def test_captured_outputs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay where they are: those not used for longest are given up."""
+    FakeCuda().install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    steps = FixedSteps(Capture.GRAPHS, most_bytes=2 * 8)
+    for key in ("a", "a", "b", "b", "a", "once", "c", "c"):
+        steps.run(key, {"a": torch.ones(2)}, doubled)
+    assert list(steps._steps) == ["a", "once", "c"]
+    steps.run("large", {"a": torch.ones(99)}, doubled)
+    steps.run("large", {"a": torch.ones(99)}, doubled)
+    assert list(steps._steps) == ["once", "large"]
+
+
 def test_where_capturing_fails_forwards_run_eagerly_and_one_line_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -383,6 +415,75 @@ def test_where_capturing_fails_forwards_run_eagerly_and_one_line_says_why(
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("this model's forward cannot be captured in a CUDA graph and runs eagerly: ")
     assert line.endswith("CUDA error: operation not permitted when stream is capturing")
+
+
+def test_a_failed_capture_is_told_by_what_went_wrong_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    FakeCuda().install(monkeypatch)
+
+    @contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    calls: list[int] = []
+
+    def forward(x: Inputs) -> Outputs:
+        calls.append(len(calls))
+        if len(calls) == 3:  # the first use, the warm-up, the capture
+            raise RuntimeError("a look at the device")
+        return doubled(x)
+
+    steps = FixedSteps(Capture.GRAPHS)
+    with caplog.at_level(logging.WARNING, "specdec"):
+        for _ in range(2):
+            (got,) = steps.run("key", {"a": torch.ones(2)}, forward)
+            assert got.tolist() == [2, 2]
+    assert caplog.records[0].getMessage().endswith("a look at the device")
+
+
+class Clobbered(FixedSteps):
+    """Outputs that are gone at the next run of any key, as they may be in a pool that graphs share."""
+
+    last: Outputs = ()
+
+    def run(self, key: Any, inputs: Inputs, forward: Callable[[Inputs], Outputs]) -> Outputs:
+        inputs = {name: tensor.clone() for name, tensor in inputs.items()}  # they are copied first
+        for output in self.last:
+            output.fill_(float("nan"))
+        self.last = super().run(key, inputs, forward)
+        return self.last
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "drafter", ["none", "small", "small:sampled", "early_exit:layer=1", "tree_top2:layer=1", "tree:sampled"]
+)
+def test_nobody_reads_outputs_after_the_next_run(
+    drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs share a pool of memory: what one gave may be overwritten by the next."""
+    model, small = tiny_model(layers=2), tiny_model(layers=1)
+    made: dict[str, Callable[[], Any]] = {
+        "small": lambda: SmallModel(SmallModelConfig(model=small)),
+        "small:sampled": lambda: SmallModel(SmallModelConfig(model=small, draft="sampled")),
+        "tree:sampled": lambda: TreeTop2(TreeTop2Config(layer=1, children="sampled")),
+    }
+    prompts = [[10], [3, 4, 5] * 6, [1, 2] * 20]
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=i) for i in range(3)]
+
+    def said() -> list[list[int]]:
+        chosen = made[drafter]() if drafter in made else drafter
+        decoder = SpecDecoder(model, drafter=chosen, capture=Capture.FIXED, strict=True)
+        return [result.token_ids for result in decoder.generate(prompts, params)]
+
+    expected = said()
+    monkeypatch.setattr("specdec_core.model.runner.FixedSteps", Clobbered)
+    assert said() == expected
 
 
 def test_a_decoder_whose_captures_fail_is_lossless(
