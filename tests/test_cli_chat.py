@@ -70,7 +70,7 @@ def test_a_turn_feeds_only_what_is_new(growing: str) -> None:
     _, _, last, every = done.stderr.splitlines()
     known = len(first) + 4  # the last token of an answer is not fed before the next turn
     both = len(first) + len(second)
-    assert last.startswith("specdec: last turn: prompt_lookup / greedy / k=10, ")
+    assert last.startswith("specdec: last turn: prompt_lookup / greedy / k=auto, ")
     assert last.endswith(f", {known} of {both} prompt tokens reused")
     assert every.startswith("specdec: all turns: ")
     assert every.endswith(f", {known} of {len(first) + both} prompt tokens reused")

@@ -201,7 +201,7 @@ def test_beside_broken_plugins_everything_works_with_one_line_each(tmp_path: Pat
     helping, listing, running, _ = done.stderr.split("ended with 0\n")
     assert helping == ""
     assert listing == skipped
-    assert running.startswith(f"{skipped}specdec: prompt_lookup / greedy / k=10")
+    assert running.startswith(f"{skipped}specdec: prompt_lookup / greedy / k=auto")
     assert running.count("\n") == 3
 
     found = {plugin["distribution"]: plugin for plugin in json.loads(plugins)}

@@ -213,16 +213,15 @@ def test_every_device_says_what_plain_decoding_says(device: torch.device, captur
     tree = ScriptedDrafter(
         planted([-1, -1, 0, 1, 1], [1, 4], ahead), depth=2, nodes=5, trees=True, laws=[DraftLaw.ONE_HOT]
     )
-    for drafter in ("none", "prompt_lookup", ScriptedDrafter(accepting(ahead, [3, 0, 5], 5), depth=5), tree):
+    chain = ScriptedDrafter(accepting(ahead, [3, 0, 5], 5), depth=5)
+    for drafter in ("none", "prompt_lookup", chain, tree):
         decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture, prefill_chunk=16)
         assert decoder.target.device.type == device.type
         results = decoder.generate(prompts, greedy(24))
         assert [one.token_ids for one in results] == [base(model, prompt, 24) for prompt in prompts]
     params = SamplingParams(max_new_tokens=12, temperature=0.8, top_k=30, seed=5)
-    texts = {
-        tuple(SpecDecoder(model, drafter=d).generate(prompts[1], params).token_ids) for d in ("none", tree)
-    }
-    assert len(texts) == 1
+    plain = SpecDecoder(model, drafter="none").generate(prompts[1], params)
+    assert decoder.generate(prompts[1], params).token_ids == plain.token_ids  # drafted by the tree
 
 
 @pytest.mark.parametrize("capture", [Capture.OFF, Capture.FIXED])
