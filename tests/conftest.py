@@ -57,6 +57,6 @@ def _smollm2(smollm2_folder: Path) -> Any:
 @pytest.fixture
 def smollm2(_smollm2: Any) -> Iterator[Any]:
     """(model, tokenizer) in float32; for once a model that more than one thread helps."""
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     yield _smollm2
     torch.set_num_threads(1)

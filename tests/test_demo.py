@@ -16,8 +16,8 @@ from specdec_core.model.loading import load_model
 
 DRAFTERS = ("prompt_lookup", "small_model", "early_exit", "tree_top2")
 QUOTE = (
-    "The old lighthouse keeper climbed the stairs with a lantern in his hand. He counted ships on grey water and "
-    "wrote their names in a small book."
+    "The old lighthouse keeper climbed the stairs with a lantern in his hand. He counted ships on grey water "
+    "and wrote their names in a small book."
 )
 ASK = [{"role": "user", "content": f"Repeat this text exactly:\n\n{QUOTE}"}]
 MOST_BYTES = 16e6
