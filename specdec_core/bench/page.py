@@ -168,7 +168,7 @@ def _table_row(row: Row, section: Row, settings: Row) -> str:
         number("acceptance_rate", ".0%"),
         number("mean_acceptance_length", ".2f"),
         number("mean_drafted", ".2f"),
-        number("forwards", ".6g"),
+        number("forwards", ".0f"),
         number("new_tokens", ".6g"),
         ids_shown(row, section, settings),
     ]

@@ -19,8 +19,7 @@ figcaption { margin-bottom: 4px; color: #1f2328; font-weight: 600; }
 svg { width: 100%; height: auto; display: block; font-family: inherit; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; padding: 0; margin: .4em 0 .8em;
   font-size: .875rem; }
-.legend li { display: flex; align-items: baseline; }
-.legend span { flex: none; width: 12px; height: 12px; margin-right: 6px; border-radius: 2px; }
+.legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px; border-radius: 2px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid #dfe3e8; white-space: nowrap; }

@@ -76,7 +76,7 @@ def _cells(row: Row, section: Row, settings: Row) -> list[str]:
         number("acceptance_rate", ".0%"),
         number("mean_acceptance_length", ".2f"),
         number("mean_drafted", ".2f"),
-        number("forwards", ".6g"),
+        number("forwards", ".0f"),
         number("new_tokens", ".6g"),
         share("draft_seconds"),
         share("verify_seconds"),
