@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4, help="sequences a worker and step")
