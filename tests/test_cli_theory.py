@@ -23,7 +23,7 @@ def test_the_table_marks_the_best_of_nine_draft_lengths() -> None:
 def test_a_best_at_the_end_of_the_table_says_so() -> None:
     text = said("theory", "--acceptance", "0.9", "--cost", "0.01")
     assert (
-        "The longest draft here is the best: longer ones may be better. --draft-tokens K shows up to K."
+        "The longest draft here is the best: longer ones may be better. A larger --draft-tokens shows more."
         in text
     )
     assert [line.split()[0] for line in text.splitlines() if line.endswith("best here")] == ["8"]

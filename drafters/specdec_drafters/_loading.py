@@ -68,6 +68,8 @@ def own_model(model: str | nn.Module, config: OwnModelConfig, target: TargetInfo
 def _load(name: str, config: OwnModelConfig, target: TargetInfo) -> nn.Module:
     from transformers import AutoModelForCausalLM  # takes seconds: a wrong name is told before
 
+    if not Path(name).expanduser().is_dir() and name.startswith(("/", "./", "../", "~")):
+        raise UsageError(f"model={name} does not exist; name a model folder or a hub id")
     options = _where(name, config.revision, target)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(options.pop("name"), dtype="auto", **options)

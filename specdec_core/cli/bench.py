@@ -15,7 +15,7 @@ from specdec_core.cli import options
 from specdec_core.cli.bench_table import print_report
 from specdec_core.cli.exits import Debug
 from specdec_core.cli.groups import Model, grouped
-from specdec_core.cli.loading import discover, target_of
+from specdec_core.cli.loading import discover, say_if_demo
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json
 from specdec_core.errors import InvalidParameter
@@ -141,7 +141,7 @@ def bench(
     """
     from specdec_core.bench.methods import parse_methods
 
-    target = target_of(model)
+    target = options.named_target(model.target)
     depth = options.depth_of(draft_tokens)
     specs = parse_methods(method or ["prompt_lookup", "hf"], depth, verifier)
     wanted = chosen_questions(questions, categories, limit)
@@ -172,6 +172,7 @@ def bench(
         asked.check(registry)
         record = Record(output, overwrite=overwrite)
         loaded, tokenizer = load_model(target, **model.loading)
+        say_if_demo(model)
         with _kept(output):
             report = run_bench(
                 loaded, tokenizer, asked, record, registry=registry, watch=_progress, **model.loading

@@ -48,6 +48,8 @@ def chat(
     Each line of the input is said to it; answers go to stdout as they are committed, all else to stderr.
     """
     params = sampling.params()
+    if sys.stdin is None:
+        raise UsageError("there is no stdin to read from; give a terminal, or pipe lines in")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")
     with opened(model, drafting, params, debug=debug) as (decoder, out):

@@ -13,7 +13,7 @@ from specdec_core.cli.bench import Limit as Most
 from specdec_core.cli.bench import Questions as QuestionFile
 from specdec_core.cli.exits import Debug
 from specdec_core.cli.groups import Model, grouped
-from specdec_core.cli.loading import discover, target_of
+from specdec_core.cli.loading import discover, say_if_demo
 from specdec_core.cli.prompt import read_prompt
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json
@@ -64,7 +64,7 @@ def compare(
     """
     from specdec_core.bench.methods import parse_method
 
-    target, depth = target_of(model), options.depth_of(draft_tokens)
+    target, depth = options.named_target(model.target), options.depth_of(draft_tokens)
     specs = [parse_method(text, depth, verifier) for text in (first, second)]
     if max_new_tokens < 1:
         raise InvalidParameter(f"--max-new-tokens {max_new_tokens}: nothing to compare; give at least 1")
@@ -85,6 +85,7 @@ def compare(
 
         registry = discover(no_plugin or ())
         loaded, tokenizer = load_model(target, **model.loading)
+        say_if_demo(model)
         stand = Stand.of(loaded, tokenizer, registry, optimize=model.optimize, **model.loading)
         ways: Any = tuple(make_method(spec, stand) for spec in specs)
         prompts = plain_answers(stand, wanted, chat, params) if text is None else _one(text, tokenizer)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdec_core.registry import Registry
     from specdec_core.sampling_params import SamplingParams
 
-_DEMO = "no --target: this is the demo model, which knows little; --target FOLDER_OR_HUB_ID names a real one"
+_DEMO = "specdec: no --target: the demo model runs, which knows little; --target ID_OR_PATH names a real one"
 
 _EARNED = 32  # tokens that packing weights takes to pay for itself, whatever the size of the model
 
@@ -31,11 +31,10 @@ def discover(blocked: Iterable[str] = ()) -> Registry:
     return Registry.discover(blocked=blocked)
 
 
-def target_of(model: Model) -> str:
-    """Name the target; without one, the demo model, and say so."""
+def say_if_demo(model: Model) -> None:
+    """Tell, where no target is named, which it is."""
     if not model.target:
         print(_DEMO, file=sys.stderr)
-    return options.named_target(model.target)
 
 
 @contextmanager
@@ -56,7 +55,7 @@ def opened(
     if optimize == "auto" and tokens is not None and tokens < _EARNED:
         optimize = "none"
     depth = options.depth_of(drafting.draft_tokens)
-    target = target_of(model)
+    target = options.named_target(model.target)
     parse_drafters(drafting.drafter)  # what is no text of one at all shows before anything is imported
     with quiet(offline=model.offline, debug=debug) as out:
         parts = _parts(drafting, params, discover(drafting.no_plugin or ()))
@@ -74,6 +73,7 @@ def opened(
             )
             if isinstance(params.constraint, Later):
                 params.constraint.bind(decoder.tokenizer)
+            say_if_demo(model)
             yield decoder, out
 
 

@@ -40,7 +40,7 @@ def read_prompt(text: str | None, file: str | None, chat: bool | None) -> str | 
 def _read(file: str | None) -> tuple[str, str]:
     """Read a file or stdin, without its last line break; give its text and its name."""
     if file is None or file == "-":
-        if file is None and sys.stdin.isatty():
+        if sys.stdin is None or (file is None and sys.stdin.isatty()):
             raise UsageError("no prompt; give --prompt TEXT or --file FILE, or pipe text in")
         content, name = typer.get_binary_stream("stdin").read(), "stdin"
     else:

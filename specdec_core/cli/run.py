@@ -52,6 +52,8 @@ def run(
 
     The text goes to stdout as it is committed, one line of statistics to stderr.
     """
+    if samples < 1:
+        raise UsageError(f"--samples {samples}: give at least 1")
     params = sampling.params(n=samples, logprobs=logprobs, constraint=structure.constraint())
     _check_mode(many, prompt or file, params, as_json=as_json, trace=trace)
     target = options.named_target(model.target)

@@ -14,7 +14,7 @@ from specdec_core.cli.report import print_json
 from specdec_core.cli.tables import print_table, print_text
 from specdec_core.errors import InvalidParameter, UsageError
 
-_LONGER = {False: "--draft-tokens K shows up to K.", True: "Give the shares of more depths."}
+_LONGER = {False: "A larger --draft-tokens shows more.", True: "Give the shares of more depths."}
 _SHOWN = 8  # draft lengths in the table, unless a longer one is asked for
 
 Acceptance = Annotated[

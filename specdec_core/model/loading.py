@@ -76,7 +76,7 @@ def _source(target: str, revision: str | None, offline: bool) -> tuple[str, dict
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", _ADAPTER)):
         raise InvalidParameter(f"target {target!r} has no config.json, so it is no model folder")
     if not folder.is_dir() and not offline and try_to_load_from_cache(target, "config.json") is None:
-        logger.warning("no folder %r is here: asking the hub for it", target)
+        logger.warning("no folder %r is here: asking the hub for it (--offline does not)", target)
     if folder.is_dir() and revision is not None:
         raise InvalidParameter(
             f"revision={revision!r} needs a hub id, and {target!r} is a folder; leave it out"

@@ -66,6 +66,15 @@ class PackedProduct:
         """Give W, [out, in]."""
         return self._packed.to_dense() if self._kept is None else self._kept
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the packed tensor, which can be neither copied nor pickled."""
+        return {"weight": self.weight(), "kept": self._kept is not None, "bias": self.bias}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        weight = state["weight"]
+        self._packed, self.bias = _pack(weight.detach()), state["bias"]
+        self._kept = weight if state["kept"] else None
+
 
 class Projection(nn.Module):
     """Stands where an `nn.Linear` stood, with the same sizes, weight and bias: rows of a product."""

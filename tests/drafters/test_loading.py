@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def test_what_holds_for_the_target_holds_for_a_draft_of_the_hub(
         lambda name, **given: asked.append(given) or tiny_model("llama"),
     )
     if loaded:
-        monkeypatch.setattr("specdec_core.decoder.load_model", lambda *_, **__: (tiny_model("llama"), None))
+        monkeypatch.setattr(
+            "specdec_core.decoder.load_model", lambda *_, **__: (deepcopy(tiny_model("llama")), None)
+        )
         SpecDecoder.from_pretrained("target", drafter="small_model:model=some/draft", **options)
     else:
         SpecDecoder(tiny_model("llama"), drafter="small_model:model=some/draft", **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -102,3 +104,13 @@ def test_a_kernel_that_is_not_there_or_wrong_is_found_out(
     monkeypatch.setattr(module, "_pack", missing)
     reason = why_not_packed("cpu", torch.float32)
     assert reason.endswith("no such kernel")
+
+
+@needs_packing
+@pytest.mark.parametrize("keep", [False, True])
+def test_it_can_be_copied_and_pickled(keep: bool) -> None:
+    layer, x = packed(linear(), keep=keep), inputs(3, 40)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(other(x), layer(x))
+        torch.testing.assert_close(other.weight, linear().weight)
+        assert other.product is not layer.product
