@@ -31,7 +31,7 @@ class Chance:
     def release(self, rows): ...
 
     def q(self, last):
-        return TABLE[last, : self.vocab].softmax(dim=-1)
+        return TABLE[last % 512].repeat(1, -(-self.vocab // 512))[:, : self.vocab].softmax(dim=-1)
 
     def draw(self, context, q, node):
         return context.rng.categorical(q, node, 0)
@@ -63,7 +63,8 @@ class Fixed(RowDrafter):
         self.vocab = target.vocab_size
 
     def after(self, tokens):
-        return int(TABLE[tokens[-1], : self.vocab].add(TABLE[tokens[-2:][0], : self.vocab]).argmax())
+        last, before = (TABLE[token % 512, : self.vocab] for token in (tokens[-1], tokens[-2:][0]))
+        return int((last + before).argmax())
 
     def chain(self, tokens, budget):
         text = list(tokens)
