@@ -62,7 +62,7 @@ def test_samples(model: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ("--samples 0 --json", "n=0 is not allowed"),
+        ("--samples 0 --json", "--samples 0: give at least 1"),
         ("--samples 2 --trace", "--trace shows one text at a time; leave out --samples"),
         ("--samples 1.9", "1.9 is no whole number"),
         ("--logprobs 2", "--logprobs 2 shows in --json or --input only; add --json"),
