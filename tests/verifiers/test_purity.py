@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_core import HOLE, Draft, DraftLaw, TargetDistributions, Verifier
 from specdec_core.rng import KeyedRng, Purpose
+from specdec_core.testing.verifier_kit import Steps, no_reading
 
 CHAIN = [-1, HOLE, 0, 2, 3]
 TREE = [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]  # depth 3, width 2
@@ -30,36 +28,6 @@ ROUNDS = [
     for law in (ONE_HOT, SAMPLED, WITHOUT)
     if law in verifier.laws and (verifier.handles_trees or parents is CHAIN)
 ]
-
-
-class Watch(TorchDispatchMode):
-    """Count operators, and note those that wait for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def no_reading() -> Iterator[None]:
-    """Forbid the methods that fetch values."""
-
-    def refuse(name: str) -> Callable[..., Any]:
-        def method(*_: object, **__: object) -> None:
-            raise AssertionError(f"Tensor.{name} was called")
-
-        return method
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
-            patch.setattr(Tensor, name, refuse(name))
-        yield
 
 
 def scene(
@@ -90,7 +58,7 @@ def scene(
 @pytest.mark.parametrize(("verifier", "parents", "law"), ROUNDS)
 def test_no_host_transfer(verifier: Verifier, parents: list[int], law: DraftLaw) -> None:
     p, draft, rng = scene(parents, law)
-    with Watch() as watch, no_reading():
+    with Steps() as watch, no_reading():
         verifier.verify(p, draft, rng)
     assert not {name: count for name, count in watch.calls.items() if name in WAITS}
 
@@ -160,7 +128,7 @@ def test_a_verdict_takes_few_steps(verifier: Verifier, law: DraftLaw) -> None:
     """Of a tree of depth 3 and width 2, or a chain of 4: each step is a kernel that the host launches."""
     for rows in (1, 64):
         p, draft, rng = scene(TREE if verifier.handles_trees else CHAIN, law, rows=rows)
-        with Watch() as watch:
+        with Steps() as watch:
             verifier.verify(p, draft, rng)
         assert watch.calls.total() < MOST[verifier, law]
 
@@ -204,7 +172,7 @@ def test_a_shallow_walk_needs_no_more_draws_than_its_depth() -> None:
 
 
 def test_the_watch_sees_what_waits() -> None:
-    with Watch() as watch:
+    with Steps() as watch:
         torch.ones(2).nonzero()
         torch.ones(1).item()
     assert set(watch.calls) & set(WAITS) == {"nonzero", "_local_scalar_dense"}

@@ -8,7 +8,6 @@ It starts from the target's embeddings, first layers and final norm, and learns 
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tools.demo_models.forward import hidden_states, logits
-from tools.demo_models.training import Loss, Plan, save_half, train
+from tools.demo_models.training import Loss, Plan, arguments, export, train
 
 TEXT_WEIGHT = 0.1
 
@@ -52,27 +51,10 @@ def build(layers: int, target: Path) -> tuple[nn.Module, Loss]:
     return draft, partial(loss, draft, whole)
 
 
-def export(layers: int, target: Path, folder: Path) -> None:
-    """Write the checkpoint as a model folder."""
-    draft, _ = build(layers, target)
-    draft.load_state_dict(torch.load(folder / "checkpoint.pt", weights_only=True)["model"])
-    save_half(draft, AutoTokenizer.from_pretrained(target), folder)
-
-
 def main() -> None:
     """Distil and export."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser = arguments(__doc__, "target", minutes=10)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=4, help="sequences a worker and step")
-    parser.add_argument("--export", action="store_true", help="only write the checkpoint as a model")
     args = parser.parse_args()
     plan = Plan(
         minutes=args.minutes,
@@ -88,7 +70,7 @@ def main() -> None:
     )
     if not args.export:
         train(partial(build, args.layers), args.rows, args.target, args.folder, plan)
-    export(args.layers, args.target, args.folder)
+    export(partial(build, args.layers), args.target, args.folder)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ finished model goes to FOLDER. Exit losses and layer dropout follow LayerSkip (E
 
 from __future__ import annotations
 
-import argparse
 import math
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from tools.demo_models.forward import head_weights, hidden_states, logits
-from tools.demo_models.training import Loss, Plan, save_half, train
+from tools.demo_models.training import Loss, Plan, arguments, export, train
 
 EXITS, EXIT_WEIGHT, DROPOUT = (2, 3), 0.5, 0.1
 GUIDED_HEADS, GUIDE_WEIGHT, GUIDE_EVERY = (0, 0), 0.2, 4
@@ -120,27 +119,10 @@ def start(tokenizer: Path, folder: Path, steps: int, seed: int) -> None:
     torch.save(state, folder / "checkpoint.pt")
 
 
-def export(tokenizer: Path, folder: Path) -> None:
-    """Write the checkpoint as a model folder."""
-    model, _ = build(tokenizer)
-    model.load_state_dict(torch.load(folder / "checkpoint.pt", weights_only=True)["model"])
-    save_half(model, AutoTokenizer.from_pretrained(tokenizer), folder)
-
-
 def main() -> None:
     """Train and export."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=90)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=4, help="sequences a worker and step")
+    parser = arguments(__doc__, "tokenizer", minutes=90)
     parser.add_argument("--guide-steps", type=int, default=300)
-    parser.add_argument("--export", action="store_true", help="only write the checkpoint as a model")
     args = parser.parse_args()
     plan = Plan(
         minutes=args.minutes,
@@ -158,7 +140,7 @@ def main() -> None:
         if not (args.folder / "checkpoint.pt").is_file():
             start(args.tokenizer, args.folder, args.guide_steps, args.seed)
         train(build, args.rows, args.tokenizer, args.folder, plan)
-    export(args.tokenizer, args.folder)
+    export(build, args.tokenizer, args.folder)
 
 
 if __name__ == "__main__":

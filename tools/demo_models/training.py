@@ -6,6 +6,7 @@ wait for each other at every operation. Their gradients are averaged once a step
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import time
@@ -224,6 +225,26 @@ def train(build: Build, rows: Path, tokenizer: Path, folder: Path, plan: Plan) -
     torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
         worker, (build, rows, tokenizer, folder, plan), nprocs=plan.workers
     )
+
+
+def arguments(doc: str | None, source: str, minutes: float) -> argparse.ArgumentParser:
+    """Make the command line of a training; `source` is what its model is built from."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("rows", source, "folder"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--minutes", type=float, default=minutes)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4, help="sequences a worker and step")
+    parser.add_argument("--export", action="store_true", help="only write the checkpoint as a model")
+    return parser
+
+
+def export(build: Build, source: Path, folder: Path) -> None:
+    """Write the checkpoint as a model folder."""
+    model, _ = build(source)
+    model.load_state_dict(torch.load(folder / "checkpoint.pt", weights_only=True)["model"])
+    save_half(model, AutoTokenizer.from_pretrained(source), folder)
 
 
 def save_half(model: Any, tokenizer: Any, folder: Path) -> None:

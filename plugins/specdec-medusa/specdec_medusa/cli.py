@@ -148,8 +148,8 @@ def main() -> None:
     except SpecdecError as error:
         print(f"specdec-medusa: error: {error}", file=sys.stderr)
         code = 2 if isinstance(error, UsageError) else 1
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's own, wherever its release keeps the class
+    except Exception as error:  # typer's own wrong-use errors, wherever its release keeps their class
+        if not hasattr(error, "format_message"):
             raise
         print(f"specdec-medusa: error: {error.format_message()}", file=sys.stderr)
         code = 2
