@@ -184,3 +184,19 @@ def test_a_narrow_encoding_does_not_end_a_run(model: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(SpecDecoder, "stream", stream)
     done = CliRunner(charset="ascii").invoke(app, ["run", "--target", model, "-p", "a"])
     assert done.stdout == "caf\\xe9"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("run", "no prompt; give --prompt TEXT"), ("chat", "there is no stdin to read from")],
+)
+def test_a_closed_stdin_is_one_line(command: str, words: str) -> None:
+    closed = "import sys; sys.stdin = None; from specdec_core.cli import main; main()"
+    done = process(command, code=closed)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line
+
+
+def test_a_wrong_name_is_one_line_without_a_target_too() -> None:
+    assert "no drafter 'nix'" in error_of("run", "-p", "a", "--drafter", "nix")
