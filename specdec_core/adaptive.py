@@ -27,7 +27,12 @@ _MARGIN = 1.02  # drafting must promise so much more than plain decoding: estima
 _LOSS = 0.005  # share of the time that trying may lose
 _FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at once
 _GUESS_ON_HOST, _GUESS_OF_MODEL = 0.4, 0.7  # conditional acceptance, where there are no scores
-_LAST = 3  # power of a row's rounds left by which it counts
+_LAST = 8  # power of a row's rounds left by which it counts
+_DOUBT = 1.0  # standard deviations by which chances in large batches are taken to be lower
+_UNTRIED = 6  # drafted nodes of a row that the first round to be timed may check
+_HOPELESS = 0.9  # of plain decoding's pace: what promises less is not asked for again at once
+_LONGEST_PAUSE = 3  # rounds
+_FAINT = 0.02  # nodes behind one that is less likely are not looked at
 _PACE = 0.1  # share of the latest round in a row's pace
 _DEEP = 6  # from here on depths are alike
 
@@ -40,7 +45,7 @@ class _RowState:
     hosted: bool = True  # whether the row's last draft was made on the host
     source: str = ""  # who made it
     proposed: HostNodes | None = None  # in this round
-    clues: list[Clue] = field(default_factory=list)  # of what was proposed
+    clue: Callable[[int], Clue] | None = None  # of each node that was proposed
     pace: float = 1.0  # tokens that its latest rounds committed, on the average
     weight: float = 1.0  # what a token of this row is worth in this round; 1 on the average of the rows
     drafted: int = 0  # nodes checked before this round
@@ -63,6 +68,11 @@ class AdaptiveLength:
         self._on_host = capabilities.on_host
         self._states: list[_RowState] = []  # of this round
         self._depths: list[int] = []
+        self._pauses, self._left = (
+            0,
+            0,
+        )  # rounds in which nothing is asked for: the latest count, and its rest
+        self._paused = False  # in this round
         self._first = False
         self._since: float | None = None  # when the last round ended
         self._catching_up = True  # a model that did not draft in the last round reads more than it will next
@@ -77,6 +87,11 @@ class AdaptiveLength:
         self._states = [self._state(row.id) for row in batch.rows]
         for row, state in zip(batch.rows, self._states, strict=True):
             state.proposed, state.drafted = None, row.stats.drafted_tokens
+        self._paused = self._left > 0 and not self._first and all(state.hosted for state in self._states)
+        if self._paused:
+            self._left -= 1
+            self._depths = [0] * len(self._states)
+            return Budget(self._depths, 0)
         self._weigh(batch)
         rooms = [max(min(self.depth, row.room - 1), 0) for row in batch.rows]
         deepest = self.depth
@@ -93,7 +108,14 @@ class AdaptiveLength:
         return self._rows[row]
 
     def _weigh(self, batch: Batch) -> None:
-        """Let the rows count most that will be the last to end: the batch takes as long as they do."""
+        """Let the rows count most that will be the last to end: the batch takes as long as they do.
+
+        While others wait for their places, all count alike.
+        """
+        if batch.others_wait:
+            for state in self._states:
+                state.weight = 1.0
+            return
         rounds = [
             (row.room / state.pace) ** _LAST for row, state in zip(batch.rows, self._states, strict=True)
         ]
@@ -106,7 +128,7 @@ class AdaptiveLength:
         most = max(rooms)
         options = [(self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
         drafting = [self._costs.draft(len(rooms), depth) for depth in range(most + 1)]
-        best = self._best(options, drafting)
+        best, _ = self._best(options, drafting)
         if best or not most:
             return best
         hoped = self._model_gain(rooms, 1, optimism=1.0)
@@ -136,40 +158,56 @@ class AdaptiveLength:
                 least = max(least, draft.nodes if draft.counts is None else draft.counts[i])
                 continue
             state.proposed, state.hosted, state.source = nodes, True, sources[i]
-            state.clues = _clues(state.source, nodes)
-            for column, chance in enumerate(self._chances(state, nodes)):
+            state.clue = _clue_of(state.source, nodes)
+            for column, chance in enumerate(self._chances(state, nodes, state.clue)):
                 gains[column] += state.weight * chance
+        trusted = max(least, 2 * self._costs.widest + _UNTRIED)  # what wider ones cost is a mere guess
+        del gains[trusted:]
+        while gains and not gains[-1]:
+            gains.pop()
         options = [(column, gain) for column, gain in enumerate(accumulate(gains, initial=0.0))]
-        best = self._best(options, [0.0] * len(options))
-        if not best and not self._first and not self._costs.drafts_timed:
+        best, promise = self._best(options, [0.0] * len(options))
+        hopeless = len(options) > 1 and promise < _HOPELESS
+        self._pauses = self._left = min(2 * self._pauses + 1, _LONGEST_PAUSE) if hopeless else 0
+        if not best and not self._first and not self._costs.widest:
             best = self._try_width(options)
         return draft.cut(max(best, least))
 
     def _try_width(self, options: Sequence[tuple[int, float]]) -> int:
         """Choose a width to time, while what drafts cost is a mere guess."""
         rows = len(self._states)
+        if len(options) == 1:
+            return 0
         width, gain = max(options[1:5], key=lambda o: (rows + o[1]) / self._costs.hoped(rows, o[0]))
         return width if self._may_try(width, gain, 0.0, self._costs.hoped, _FIRST_LOSS_ON_HOST) else 0
 
-    def _chances(self, state: _RowState, nodes: HostNodes) -> list[float]:
-        """Expect of each node whether it is accepted, all before it included."""
+    def _chances(self, state: _RowState, nodes: HostNodes, clue: Callable[[int], Clue]) -> list[float]:
+        """Expect of each node whether it is accepted, all before it included; 0 where that is hardly so."""
+        # The more rows, the likelier it is that some look better than they are, and those decide.
+        doubt = _DOUBT * (1.0 - 1.0 / len(self._states))
         chances: list[float] = []
-        for parent, clue in zip(nodes.parents, state.clues, strict=True):
+        for node, parent in enumerate(nodes.parents):
             above = 1.0 if parent == ROOT else 0.0 if parent == HOLE else chances[parent]
-            chances.append(above * self._acceptance.chance(state.shifts, clue))
+            chance = self._acceptance.chance(state.shifts, clue(node), -doubt) if above > _FAINT else 0.0
+            chances.append(above * chance)
         return chances
 
     # --- the choice
 
-    def _best(self, options: Sequence[tuple[int, float]], drafting: Sequence[float]) -> int:
-        """Give the index of the best of (width, expected accepted tokens), 0 being no draft."""
+    def _best(self, options: Sequence[tuple[int, float]], drafting: Sequence[float]) -> tuple[int, float]:
+        """Find the best of (width, expected accepted tokens), the first being no draft.
+
+        Returns:
+            Its index, 0 where no draft pays, and the pace of the best draft relative to none.
+        """
         rows = len(self._states)
-        best, most = 0, _MARGIN * rows / self._costs.round(rows, 0)
+        plain = rows / self._costs.round(rows, 0)
+        best, most = 0, 0.0
         for i, ((width, gain), seconds) in enumerate(zip(options, drafting, strict=True)):
             rate = (rows + gain) / (self._costs.round(rows, width) + seconds)
             if i and rate > most:
                 best, most = i, rate
-        return best
+        return best if most > _MARGIN * plain else 0, most / plain
 
     def _may_try(
         self,
@@ -206,13 +244,13 @@ class AdaptiveLength:
                 state.source = draft.sources[i] if draft.sources else ""
                 depth = min(draft.depth, self._depths[i], drafted)
                 self._learn_depths(state, len(outcome.paths[i]), depth, ended=row.finished is not None)
-            else:
+            elif not self._paused:
                 for shift in state.shifts.values():
                     shift.fade()
             shown |= drafted > 0 or state.proposed is not None
             if row.finished is not None:
                 self._rows.pop(row.id, None)
-        if not shown:
+        if not shown and not self._paused:
             self._acceptance.fade()
 
     def _time(self, rows: int, draft: Draft, seconds: dict[str, float]) -> None:
@@ -230,7 +268,8 @@ class AdaptiveLength:
 
     def _learn_nodes(self, state: _RowState, nodes: HostNodes, said: Sequence[int]) -> None:
         """Compare what was proposed with what was said, whether or not it was checked."""
-        at, end = ROOT, len(nodes.tokens)
+        at, end, clue = ROOT, len(nodes.tokens), state.clue
+        assert clue is not None
         for token in said:
             right = None
             for node in range(at + 1, end):  # children come behind their parent
@@ -238,7 +277,7 @@ class AdaptiveLength:
                     continue
                 accepted = right is None and nodes.tokens[node] == token
                 right = node if accepted else right
-                self._acceptance.learn(state.shifts, state.clues[node], accepted=accepted)
+                self._acceptance.learn(state.shifts, clue(node), accepted=accepted)
             if right is None:
                 return
             at = right
@@ -251,22 +290,26 @@ class AdaptiveLength:
                 self._acceptance.learn(state.shifts, clue, accepted=d <= accepted)
 
 
-def _clues(source: str, nodes: HostNodes) -> list[Clue]:
-    """Give what is known of each node."""
+def _clue_of(source: str, nodes: HostNodes) -> Callable[[int], Clue]:
+    """Tell what is known of each node: the drafter's guess, or else its depth and place among siblings."""
+    parents, scores = nodes.parents, nodes.scores
+    if scores:
+
+        def scored(node: int) -> Clue:
+            above = scores[parents[node]] if parents[node] >= 0 else 1.0
+            guess = round(min(scores[node] / above, 1.0), 2) if above > 0 else 0.0
+            return Clue.of(source, "score", round(5 * guess), guess)
+
+        return scored
     clues: list[Clue] = []
     depths: list[int] = []
     ranks: dict[int, int] = {}  # parent -> its children so far
-    for node, parent in enumerate(nodes.parents):
+    for parent in parents:
         depths.append(1 + depths[parent] if parent >= 0 else 1)
         rank = ranks[parent] = ranks.get(parent, -1) + 1
-        if nodes.scores:
-            above = nodes.scores[parent] if parent >= 0 else 1.0
-            guess = round(min(nodes.scores[node] / above, 1.0), 2) if above > 0 else 0.0
-            clues.append(Clue.of(source, "score", round(5 * guess), guess))
-        else:
-            at = 100 * min(rank, 2) + min(depths[node], _DEEP)
-            clues.append(Clue.of(source, "depth", at, _GUESS_ON_HOST / (1 + rank)))
-    return clues
+        at = 100 * min(rank, 2) + min(depths[-1], _DEEP)
+        clues.append(Clue.of(source, "depth", at, _GUESS_ON_HOST / (1 + rank)))
+    return clues.__getitem__
 
 
 def _by_depth(source: str, depth: int) -> Clue:

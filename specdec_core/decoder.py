@@ -34,6 +34,7 @@ from specdec_core.loop import Round, rounds
 from specdec_core.model.graphs import Capture
 from specdec_core.model.loading import load_model
 from specdec_core.model.optimize import Optimizations, optimized
+from specdec_core.model.packed import holds_packed
 from specdec_core.model.runner import DEFAULT_CHUNK
 from specdec_core.off_thread import off_thread
 from specdec_core.prompts import Prompt, Prompts
@@ -306,7 +307,7 @@ class SpecDecoder:
         length = self._length(drafter.capabilities, verifier, clock)
         learns = drafter.capabilities.learns or isinstance(length, AdaptiveLength)
         if learns and not verifier.drafter_invariant:
-            rows = map(_apart, rows)
+            rows = [_apart(row) for row in rows] if isinstance(rows, Sized) else map(_apart, rows)
         check_room(most, length.nodes, self.target.vocab_size, drafter.capabilities, self.target.device)
         scheduler = Scheduler(rows, self.target, drafter, self.max_batch, length.nodes, clock)
         run = rounds(scheduler, self.target, drafter, verifier, length, clock)
@@ -322,7 +323,12 @@ class SpecDecoder:
             return FixedLength.of(can, None if self.draft_tokens == "auto" else self.draft_tokens)
         costs = self._costs.get(verifier.name)
         if costs is None:
-            curve = CostCurve.of(self.target.device.type, wide=self.target.dtype.itemsize >= 4)
+            target = self.target
+            curve = CostCurve.of(
+                target.device.type,
+                wide=target.dtype.itemsize >= 4,
+                packed=holds_packed(target.model),
+            )
             costs = self._costs[verifier.name] = RoundCosts(curve, self.target.runner.steps.warm_up)
         return AdaptiveLength(can, costs, lambda: clock.now)
 

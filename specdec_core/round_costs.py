@@ -39,14 +39,17 @@ class CostCurve:
         return below + (above - below) * (tokens - low) / (high - low)
 
     @classmethod
-    def of(cls, device: str, wide: bool) -> CostCurve:
-        """Guess by the device's type, and whether the weights are `wide`: float32 or wider."""
+    def of(cls, device: str, *, wide: bool, packed: bool) -> CostCurve:
+        """Guess by the device's type, and whether the weights are `wide`: float32 or wider; or packed."""
         if device != "cpu":
             return GPU
+        if packed:
+            return CPU_PACKED
         return CPU_FLOAT32 if wide else CPU_HALF
 
 
-# SmolLM2-135M-Instruct on two cores, and Qwen3 shapes on one H200: docs/decisions/0012.
+# SmolLM2-135M-Instruct on a CPU (packed: one thread), and Qwen3 shapes on one H200: docs/decisions/0012.
+CPU_PACKED = CostCurve(((1, 1.0), (6, 1.03), (7, 1.15), (12, 1.28), (16, 1.43), (32, 2.15)), slope=0.05)
 CPU_FLOAT32 = CostCurve(((1, 1.0), (4, 1.67), (8, 2.0)), slope=0.08)
 CPU_HALF = CostCurve(((1, 1.0), (4, 1.08), (8, 1.13)), slope=0.02)
 GPU = CostCurve(((1, 1.0), (4, 1.08), (64, 1.18)), slope=0.003)
@@ -68,6 +71,7 @@ class RoundCosts:
         self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> width -> seconds
         self._past: dict[int, dict[int, float]] = {}  # rows -> width -> seconds, of earlier calls
         self._seen: dict[tuple[int, int], int] = {}
+        self._widest = 0
         self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
         self._fits: dict[int, _Fit] = {}
         self._above = self._below = (
@@ -95,6 +99,7 @@ class RoundCosts:
             guess, excess = self._excess(rows, width), max(seconds / self._fit(rows).plain - 1.0, 0.0)
             self._above = _FADING * self._above + guess * min(excess, 3.0)
             self._below = _FADING * self._below + guess**2
+        self._widest = max(self._widest, width)
         of_rows = self._rounds.setdefault(rows, {})
         of_rows.setdefault(width, deque(maxlen=_KEPT)).append(seconds)
         self._fits.clear()
@@ -104,10 +109,9 @@ class RoundCosts:
         self._steps.setdefault(rows, deque(maxlen=_KEPT)).append(seconds / depth)
 
     @property
-    def drafts_timed(self) -> bool:
-        """Whether a round that checked a draft was ever timed."""
-        now = any(width for of_rows in self._rounds.values() for width in of_rows)
-        return now or any(width for of_rows in self._past.values() for width in of_rows)
+    def widest(self) -> int:
+        """The widest draft whose check was ever timed; 0: none was."""
+        return self._widest
 
     def round(self, rows: int, width: int) -> float:
         """Expect the seconds of a round without its drafting."""

@@ -105,6 +105,7 @@ class Batch:
     rows: list[Row]
     buffer: TokenBuffer
     drafter_name: str
+    others_wait: bool = False  # for places, as far as is known
 
     @cached_property
     def places(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.context import TokenBuffer
@@ -55,7 +56,7 @@ class Scheduler:
             rows = self._unlike([row for row in new if _bucket(len(row.prompt), self._target.chunk) == size])
         else:
             rows = list(self._active)
-        return Batch(rows, self._buffer, self._drafter.name)
+        return Batch(rows, self._buffer, self._drafter.name, others_wait=length_hint(self._waiting, 1) > 0)
 
     def _unlike(self, rows: list[Row]) -> list[Row]:
         """Leave out all but one row of a prompt that was not fed yet: the others will share what it fed."""
@@ -90,6 +91,8 @@ class Scheduler:
             row.place = self._free.pop(0)
             row.began = self._clock.now
             rows.append(row)
+        if self._free:
+            self._waiting = iter(())  # a generator tells only so that it has ended
         if rows:
             self._active += rows
             self._active.sort(key=lambda row: row.place)

@@ -56,8 +56,9 @@ class Row:
 class Batch:
     """What a policy sees of a batch."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[Row], *, others_wait: bool = False) -> None:
         self.rows, self.first = rows, any(not row.stats.rounds for row in rows)
+        self.others_wait = others_wait
         self.id_of = tuple(row.id for row in rows)
 
 
@@ -189,7 +190,7 @@ def simulate(
         drafting.admit(new)
         active += new
         fresh = [row for row in active if not row.stats.rounds]
-        _round(Batch(fresh or active), drafting, machine, policy, done, noise)
+        _round(Batch(fresh or active, others_wait=bool(waiting)), drafting, machine, policy, done, noise)
         active = [row for row in active if row.finished is None]
     return done
 

@@ -66,8 +66,8 @@ def test_the_longest_suffix_wins() -> None:
 def test_the_defaults_are_what_is_documented() -> None:
     """B44."""
     config = PromptLookupConfig()
-    assert (config.num_tokens, config.min_ngram, config.max_ngram) == (10, 1, 3)
-    assert drafter().capabilities.max_depth == 10
+    assert (config.num_tokens, config.min_ngram, config.max_ngram) == (20, 1, 3)
+    assert drafter().capabilities.max_depth == 20
     assert all(field.description for field in PromptLookupConfig.model_fields.values())
 
 
@@ -109,9 +109,9 @@ def test_a_match_that_exists_in_generated_tokens_only_is_found() -> None:
     decoder = SpecDecoder(model, drafter="prompt_lookup", strict=True)
     result = decoder.generate([9, 8, 1], greedy(30))
     assert result.token_ids == base(model, [9, 8, 1], 30)
-    # four tokens until the 1 comes back, then blocks of ten and one
+    # four tokens until the 1 comes back, then blocks of twenty and one
     assert result.stats.acceptance_histogram[0] == 4
-    assert result.stats.rounds == 4 + 3
+    assert result.stats.rounds == 4 + 2
 
 
 def test_a_text_that_repeats_itself_is_accepted_whole() -> None:
@@ -120,7 +120,7 @@ def test_a_text_that_repeats_itself_is_accepted_whole() -> None:
     result = SpecDecoder(model, drafter="prompt_lookup", strict=True).generate([1, 2, 3, 4, 1], greedy(200))
     assert result.token_ids == base(model, [1, 2, 3, 4, 1], 200)
     assert result.stats.acceptance_rate >= 0.95
-    assert result.stats.rounds == -(-200 // 11)
+    assert result.stats.rounds == -(-200 // 21)
 
 
 def test_a_continuation_that_runs_out_goes_on_periodically() -> None:

@@ -19,6 +19,7 @@ _RIGHT_FROM = ((32, 0.985), (16, 0.96), (8, 0.90))
 class PromptLookupConfig(RowDrafterConfig):
     """Options of `prompt_lookup`."""
 
+    num_tokens: int = Field(20, ge=0, description="most tokens to draft a round")
     max_ngram: int = Field(3, ge=1, description="longest suffix to look for")
     min_ngram: int = Field(1, ge=1, description="shortest suffix to look for")
 
