@@ -148,7 +148,9 @@ def test_what_is_hopeless_is_asked_for_now_and_then_only() -> None:
     asked, propose = [], drafting.propose
     drafting.propose = lambda *args: (asked.append(1), propose(*args))[1]  # type: ignore[method-assign]
     r = random.Random(0)
-    chatter = [([r.randrange(40) for _ in range(40)], [r.randrange(40) for _ in range(200)]) for _ in range(8)]
+    chatter = [
+        ([r.randrange(40) for _ in range(40)], [r.randrange(40) for _ in range(200)]) for _ in range(8)
+    ]
     done = simulate(chatter, drafting, on, "auto", batch=8)
     assert len(asked) < 0.4 * done.rounds
     copied = [(prompt, text[:100] + text[:100]) for prompt, text in chatter]
