@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from torch import Tensor
+
 from specdec_core.acceptance import Acceptance, Clue, Shifts, new_row
 from specdec_core.draft import HOLE, ROOT, Draft, HostNodes
 from specdec_core.interfaces import Budget, Capabilities, Outcome
@@ -35,6 +37,7 @@ _LONGEST_PAUSE = 3  # rounds
 _FAINT = 0.02  # nodes behind one that is less likely are not looked at
 _PACE = 0.1  # share of the latest round in a row's pace
 _DEEP = 6  # from here on depths are alike
+_STEPS = 5  # scores that are learned apart
 
 
 @dataclass
@@ -45,6 +48,8 @@ class _RowState:
     hosted: bool = True  # whether the row's last draft was made on the host
     source: str = ""  # who made it
     proposed: HostNodes | None = None  # in this round
+    sure: list[Clue] = field(default_factory=list)  # how sure a model was of each token that it drafted
+    reached: float = 1.0  # the chance that all of these are accepted
     clue: Callable[[int], Clue] | None = None  # of each node that was proposed
     pace: float = 1.0  # tokens that its latest rounds committed, on the average
     weight: float = 1.0  # what a token of this row is worth in this round; 1 on the average of the rows
@@ -58,14 +63,18 @@ class AdaptiveLength:
         capabilities: of the drafter; its own depth and nodes are never exceeded.
         costs: what rounds cost.
         now: a clock in seconds that stands still while the loop's consumer works.
+        asks: whether the drafter will ask how far to go on (`Budget.goes_on`).
     """
 
-    def __init__(self, capabilities: Capabilities, costs: RoundCosts, now: Callable[[], float]) -> None:
+    def __init__(
+        self, capabilities: Capabilities, costs: RoundCosts, now: Callable[[], float], *, asks: bool = False
+    ) -> None:
         self.depth, self.nodes = capabilities.max_depth, capabilities.nodes
         self._sizes = _level_ends(self.depth, self.nodes if capabilities.makes_trees else self.depth)
         self._acceptance, self._costs, self._now = Acceptance(), costs, now
         self._rows: dict[int, _RowState] = {}
-        self._on_host = capabilities.on_host
+        self._on_host, self._asks = capabilities.on_host, asks
+        self._pace = 0.0  # tokens a row commits in a second, of late
         self._states: list[_RowState] = []  # of this round
         self._depths: list[int] = []
         self._pauses, self._left = (
@@ -87,6 +96,7 @@ class AdaptiveLength:
         self._states = [self._state(row.id) for row in batch.rows]
         for row, state in zip(batch.rows, self._states, strict=True):
             state.proposed, state.drafted = None, row.stats.drafted_tokens
+            state.sure, state.reached = [], 1.0
         self._paused = self._left > 0 and not self._first and all(state.hosted for state in self._states)
         if self._paused:
             self._left -= 1
@@ -100,7 +110,11 @@ class AdaptiveLength:
         pairs = list(zip(rooms, self._states, strict=True))
         self._depths = [room if state.hosted else min(room, deepest) for room, state in pairs]
         hosted = any(state.hosted for _, state in pairs)
-        return Budget(self._depths, self.nodes if hosted else self._sizes[deepest])
+        return Budget(
+            self._depths,
+            self.nodes if hosted else self._sizes[deepest],
+            self._goes_on if self._asks else None,
+        )
 
     def _state(self, row: int) -> _RowState:
         if row not in self._rows:
@@ -130,7 +144,7 @@ class AdaptiveLength:
         drafting = [self._costs.draft(len(rooms), depth) for depth in range(most + 1)]
         best, _ = self._best(options, drafting)
         if best or not most:
-            return best
+            return most if best and self._asks else best  # who asks ends it where it pays no more
         hoped = self._model_gain(rooms, 1, optimism=1.0)
         return int(self._may_try(self._sizes[1], hoped, drafting[1], self._costs.round, _FIRST_LOSS_OF_MODEL))
 
@@ -143,6 +157,27 @@ class AdaptiveLength:
                 reached *= self._acceptance.chance(state.shifts, _by_depth(state.source, d), optimism)
                 gain += state.weight * reached
         return gain
+
+    def _goes_on(self, rows: Sequence[int], sure: Tensor) -> bool:
+        """Tell whether a model's next step pays: against the pace that is kept without it.
+
+        What a model is sure of is known before its token is drawn, so the law allows to end there.
+        """
+        hoped = 0.0
+        for row, confidence in zip(rows, sure.tolist(), strict=True):
+            state = self._rows[row]
+            guess = round(confidence, 2)
+            state.sure.append(Clue.of(state.source, "score", round(_STEPS * guess), guess))
+            state.reached *= self._acceptance.chance(state.shifts, state.sure[-1])
+            depth = len(state.sure) + 1
+            chance = self._acceptance.chance(state.shifts, _by_depth(state.source, depth))
+            hoped += state.weight * state.reached * chance
+        everyone, width = len(self._states), len(self._rows[rows[0]].sure)
+        plain = self._costs.round(everyone, 0)
+        pace = everyone * max(self._pace, 1.0 / plain)
+        step = self._costs.draft(everyone, 1)
+        step += self._costs.round(everyone, width + 1) - self._costs.round(everyone, width)
+        return hoped > pace * step
 
     # --- behind the draft, before anything is checked
 
@@ -232,7 +267,7 @@ class AdaptiveLength:
 
     def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
         """Learn from a round: what was drafted and committed, and the seconds of its parts."""
-        self._time(len(batch.rows), draft, seconds)
+        self._time(len(batch.rows), draft, seconds, outcome)
         shown = False
         for i, (row, state) in enumerate(zip(batch.rows, self._states, strict=True)):
             drafted = row.stats.drafted_tokens - state.drafted
@@ -253,12 +288,15 @@ class AdaptiveLength:
         if not shown and not self._paused:
             self._acceptance.fade()
 
-    def _time(self, rows: int, draft: Draft, seconds: dict[str, float]) -> None:
+    def _time(self, rows: int, draft: Draft, seconds: dict[str, float], outcome: Outcome) -> None:
         now = self._now()
         since, self._since = self._since, now
         if since is None or self._first:  # prompts are fed in rows' first rounds
             return
         self._allowed += _LOSS * (now - since)
+        said = sum(s.weight * len(tokens) for s, tokens in zip(self._states, outcome.tokens, strict=True))
+        pace = said / rows / max(now - since, 1e-9)
+        self._pace += _PACE * (pace - self._pace) if self._pace else pace
         drafting = seconds.get("draft", 0.0)
         self._costs.add(rows, draft.nodes, now - since - drafting)
         by_model = draft.nodes > 0 and any(state.proposed is None for state in self._states)
@@ -286,8 +324,9 @@ class AdaptiveLength:
         """Learn from a model's draft: what was accepted, and the depth at which it ended."""
         for d in range(1, min(accepted + 1, depth) + 1):
             if d <= accepted or not ended:
-                clue = _by_depth(state.source, d)
-                self._acceptance.learn(state.shifts, clue, accepted=d <= accepted)
+                clues = [_by_depth(state.source, d), *state.sure[d - 1 : d]]
+                for clue in clues:
+                    self._acceptance.learn(state.shifts, clue, accepted=d <= accepted)
 
 
 def _clue_of(source: str, nodes: HostNodes) -> Callable[[int], Clue]:
@@ -298,7 +337,7 @@ def _clue_of(source: str, nodes: HostNodes) -> Callable[[int], Clue]:
         def scored(node: int) -> Clue:
             above = scores[parents[node]] if parents[node] >= 0 else 1.0
             guess = round(min(scores[node] / above, 1.0), 2) if above > 0 else 0.0
-            return Clue.of(source, "score", round(5 * guess), guess)
+            return Clue.of(source, "score", round(_STEPS * guess), guess)
 
         return scored
     clues: list[Clue] = []

@@ -63,6 +63,7 @@ class Combination:
             hidden_layers=tuple(sorted({layer for can in all_of for layer in can.hidden_layers})),
             top_logits=max(can.top_logits for can in all_of),
             learns=any(can.learns for can in all_of),
+            asks=all(can.asks or can.on_host for can in all_of),
             next_row=max(can.next_row for can in all_of),
         )
 
@@ -144,7 +145,8 @@ def _labels(members: Sequence[Drafter]) -> tuple[str, ...]:
 
 def _clipped(budget: Budget, can: Capabilities) -> Budget:
     """What a member may draft: its own depth and size too, which others of the combination may exceed."""
-    return Budget([min(depth, can.max_depth) for depth in budget.depth], min(budget.nodes, can.nodes))
+    depths = [min(depth, can.max_depth) for depth in budget.depth]
+    return Budget(depths, min(budget.nodes, can.nodes), budget.goes_on)
 
 
 def _taken(draft: Draft, budget: Budget) -> list[int]:

@@ -330,7 +330,9 @@ class SpecDecoder:
                 packed=holds_packed(target.model),
             )
             costs = self._costs[verifier.name] = RoundCosts(curve, self.target.runner.steps.warm_up)
-        return AdaptiveLength(can, costs, lambda: clock.now)
+        # Where a look at a confidence would be a transfer, nobody asks for one.
+        asks = can.asks and self.target.device.type == "cpu"
+        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
 
     def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
         assert row.finished is not None

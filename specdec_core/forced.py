@@ -79,7 +79,8 @@ class Forcing:
     def _own(self, budget: Budget) -> Budget:
         """What the drafter would get alone."""
         can = self.drafter.capabilities
-        return Budget([min(depth, can.max_depth) for depth in budget.depth], min(budget.nodes, can.nodes))
+        depths = [min(depth, can.max_depth) for depth in budget.depth]
+        return Budget(depths, min(budget.nodes, can.nodes), budget.goes_on)
 
     def _asked(self, context: Context, budget: Budget, rows: list[int]) -> Draft:
         """Ask the drafter for these rows."""

@@ -5,7 +5,7 @@ B is the number of rows of one call, n the width of a draft, V the target's voca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -46,6 +46,7 @@ class Capabilities:
     hidden_layers: tuple[int, ...] = ()  # l as in HF's hidden_states[l]; wanted in every Outcome
     top_logits: int = 0  # k largest raw logits of every scored index, wanted in every Outcome
     learns: bool = False  # drafts may depend on other rows of the same decoder, ended ones too
+    asks: bool = False  # asks `Budget.goes_on`, where there is one, before every further step of a chain
     next_row: int = 0  # ids of rows begin here: above those that a history it has loaded comes from
 
     @property
@@ -73,10 +74,13 @@ class Budget:
 
     depth: list[int]  # [B] deepest node of each row; 0: nothing
     nodes: int  # most nodes of a row
+    goes_on: Callable[[Sequence[int], Tensor], bool] | None = None
+    """Whether another step pays. It is told the ids of the rows that draft and how probable the likeliest
+    choice for each one's latest token was, float32 [rows], which was known before that token was drawn."""
 
     def for_rows(self, index: Sequence[int]) -> Budget:
         """Select rows by their index in this budget."""
-        return Budget([self.depth[i] for i in index], self.nodes)
+        return Budget([self.depth[i] for i in index], self.nodes, self.goes_on)
 
 
 class RowRng(Protocol):

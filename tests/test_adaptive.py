@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from simulation import Batch as SimulatedBatch
+from simulation import Row as SimulatedRow
 from support import (
     ScriptedDrafter,
     base,
@@ -21,9 +25,18 @@ from support import (
 )
 from test_transfers import counting
 
-from specdec_core import Draft, RowDrafter, RowDrafterConfig, SamplingParams, SpecDecoder
+from specdec_core import (
+    Capabilities,
+    Draft,
+    DraftLaw,
+    RowDrafter,
+    RowDrafterConfig,
+    SamplingParams,
+    SpecDecoder,
+)
 from specdec_core.acceptance import Acceptance, Clue, new_row
 from specdec_core.adaptive import AdaptiveLength
+from specdec_core.interfaces import Outcome
 from specdec_core.round_costs import CPU_FLOAT32, CPU_HALF, RoundCosts
 
 PROMPTS = [[10], ids(5, 1), [3, 4, 5, 6] * 5, ids(40, 2)]
@@ -57,6 +70,79 @@ def test_a_round_has_one_transfer(batch: int) -> None:
             assert names == ["tolist"]
             assert done.draft.nodes <= 20
             names.clear()
+
+
+# --- how far a model goes on -----------------------------------------------------------------------
+
+
+def asked(costs: RoundCosts, rows: int = 1) -> tuple[AdaptiveLength, Any]:
+    """A policy whose model drafts well, and the budget of its second round."""
+    can = Capabilities(frozenset({DraftLaw.ONE_HOT}), 5, asks=True)
+    policy = AdaptiveLength(can, costs, lambda: 0.0, asks=True)
+    return policy, policy.budget(SimulatedBatch([SimulatedRow(i, [1], [0] * 50) for i in range(rows)]))  # type: ignore[arg-type]
+
+
+def steps(budget: Any, sure: Sequence[float], rows: int = 1) -> int:
+    """Draft until the answer is no: tokens drafted."""
+    going = (budget.goes_on(tuple(range(rows)), torch.full((rows,), one)) for one in sure)
+    return 1 + sum(itertools.takewhile(bool, going))
+
+
+def timed(step: float) -> RoundCosts:
+    costs = RoundCosts(CPU_HALF)
+    for _ in range(3):
+        costs.add(1, 0, 1.0)
+        costs.add_draft(1, 1, step)
+    return costs
+
+
+def test_a_model_goes_on_while_it_is_sure() -> None:
+    _, budget = asked(timed(0.3))
+    assert budget.depth == [5]
+    assert steps(budget, [0.99] * 4) == 5
+    _, budget = asked(timed(0.3))
+    assert steps(budget, [0.99, 0.1, 0.99, 0.99]) == 2
+    _, budget = asked(timed(0.01))
+    assert steps(budget, [0.5, 0.4, 0.5, 0.5]) > 2, (
+        "a step that costs next to nothing is made on a small hope"
+    )
+
+
+def test_what_confidence_is_worth_is_learned() -> None:
+    """A model that is always sure, and always wrong, is found out."""
+    policy, _ = asked(timed(0.1))
+    row, depths = SimulatedRow(0, [1], [0] * 200), []
+    for _ in range(30):
+        batch: Any = SimulatedBatch([row])
+        budget = policy.budget(batch)
+        n = steps(budget, [0.95] * 4) if budget.depth[0] else 0
+        depths.append(n)
+        row.said += 1
+        row.stats.count_round(n, 0, 1)
+        empty = torch.zeros((1, n), dtype=torch.int64)
+        draft = Draft(empty, empty, torch.zeros(1, dtype=torch.uint8), n, min(n, 1))
+        policy.update(batch, draft, Outcome((0,), (0,), ([0],), ([],), (None,)), {"draft": 0.1 * n})
+    assert depths[0] == 5
+    assert sum(depths[10:]) < 10
+
+
+def test_only_where_a_look_is_free() -> None:
+    """On a GPU each answer would be a transfer; and `none` of it where the length is fixed."""
+    model = tiny_llama()
+    decoder = decoder_for(model, "early_exit", draft_tokens="auto")
+    seen = []
+    propose = decoder.drafter.propose
+    decoder.drafter.propose = lambda context, budget: (seen.append(budget.goes_on), propose(context, budget))[
+        1
+    ]  # type: ignore[method-assign]
+    decoder.generate(PROMPTS[0], greedy(8))
+    assert seen
+    assert all(seen)
+    seen.clear()
+    decoder.draft_tokens = 3
+    decoder.generate(PROMPTS[0], greedy(8))
+    assert seen
+    assert not any(seen)
 
 
 # --- what is drafted ------------------------------------------------------------------------------
@@ -114,8 +200,8 @@ def test_nothing_of_a_text_is_left_for_the_next_call(monkeypatch: pytest.MonkeyP
     made = []
     begun = AdaptiveLength.__init__
 
-    def watched(self: AdaptiveLength, *args: Any) -> None:
-        begun(self, *args)
+    def watched(self: AdaptiveLength, *args: Any, **options: Any) -> None:
+        begun(self, *args, **options)
         made.append((self, copy.deepcopy((self._acceptance._run, self._acceptance._clues, self._rows))))
 
     monkeypatch.setattr(AdaptiveLength, "__init__", watched)

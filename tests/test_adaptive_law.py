@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from simulation import Batch, Row
 from support import ids, tiny_llama
 
@@ -73,12 +74,16 @@ class Branch:
 
     @classmethod
     def first(cls, can: Capabilities) -> Branch:
-        policy = AdaptiveLength(can, RoundCosts(STEEP), Clock().now)
+        policy = AdaptiveLength(can, RoundCosts(STEEP), Clock().now, asks=can.asks)
         return cls((), 1.0, Row(0, [], [0] * SIZE), policy)
 
     def after(self, drafted: Drafted, chance: float, path: list[int], last: int) -> Branch:
         """Commit a block, and let a copy of the policy learn of it."""
         policy, row = copy.deepcopy((self.policy, self.row))
+        if policy._asks:
+            goes_on(
+                policy, [float(q.max()) for _, _, q in drafted.nodes[: policy.depth - 1] if q is not None]
+            )
         block = [*(drafted.nodes[node][0] for node in path), last][: row.room]
         row.said += len(block)
         real = sum(parent != HOLE for _, parent, _ in drafted.nodes)
@@ -98,6 +103,22 @@ def drafted_by_model(branch: Branch, q: Toy, law: DraftLaw, width: int) -> list[
     budget = branch.policy.budget(Batch([branch.row]))  # type: ignore[arg-type]
     depth = budget.depth[0]
     return drafts(q, law, chain(depth) if width == 1 else tree(*[width] * depth), branch.text)
+
+
+def goes_on(policy: AdaptiveLength, sure: list[float]) -> bool:
+    """Ask after each token of a chain, as a drafter does, until the answer is no."""
+    return all(policy._goes_on((0,), torch.tensor([one])) for one in sure)
+
+
+def drafted_by_model_that_asks(branch: Branch, q: Toy) -> list[Drafted]:
+    """What is drawn, with an end that depends on how sure q was before each draw."""
+    depth = branch.policy.budget(Batch([branch.row])).depth[0]  # type: ignore[arg-type]
+
+    def shape(path: Tokens) -> int:
+        sure = [float(q((*branch.text, *path[:i])).max()) for i in range(len(path))]
+        return int(len(path) < depth and goes_on(copy.deepcopy(branch.policy), sure))
+
+    return drafts(q, SAMPLED, shape, branch.text)
 
 
 def drafted_on_host(branch: Branch, q: Toy) -> list[Drafted]:
@@ -171,6 +192,15 @@ def test_depths_that_a_model_is_asked_for_keep_the_law(verifier: Verifier, law: 
     assert error(found, p) < 1e-12
     if width == 1:  # a tree of two levels leaves few sizes to choose from
         assert varied(seen)
+
+
+@pytest.mark.parametrize("verifier", [rejection, block, tree_mask, match], ids=lambda v: v.name)
+def test_chains_that_end_where_a_model_is_not_sure_keep_the_law(verifier: Verifier) -> None:
+    p, q = toy(1, 2), toy(5, 2)
+    can = Capabilities(frozenset({SAMPLED}), 3, asks=True)
+    found, seen = law_with(verifier, p, can, lambda branch: drafted_by_model_that_asks(branch, q))
+    assert error(found, p) < 1e-12
+    assert varied(seen)
 
 
 @pytest.mark.parametrize("verifier", [rejection, block, tree_mask, match], ids=lambda v: v.name)

@@ -89,8 +89,8 @@ class CachedDrafter(ABC):
         """Set the source; see `Drafter.bind`."""
 
     @abstractmethod
-    def draft(self, context: Context, depths: list[int], nodes: int) -> Draft:
-        """Draft for rows that all have a depth of at least 1, at most `nodes` nodes each."""
+    def draft(self, context: Context, budget: Budget) -> Draft:
+        """Draft for rows that all have a depth of at least 1."""
 
     def admit(self, rows: Rows) -> None:
         """Reserve room in the cache."""
@@ -105,7 +105,10 @@ class CachedDrafter(ABC):
         if not index or budget.nodes < 1:
             return Draft.empty(len(depths), context.device)
         part = context if len(index) == len(depths) else context.for_rows(index)
-        draft = self.draft(part, [depths[i] for i in index], min(budget.nodes, self.capabilities.nodes))
+        allowed = Budget(
+            [depths[i] for i in index], min(budget.nodes, self.capabilities.nodes), budget.goes_on
+        )
+        draft = self.draft(part, allowed)
         return Draft.merged(len(depths), [(draft, index)], context.device)
 
     def observe(self, outcome: Outcome) -> None:

@@ -9,7 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec_core import HOLE, Capabilities, Context, Draft, DrafterConfig, DraftLaw, on_device, top_token
+from specdec_core import (
+    HOLE,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    DrafterConfig,
+    DraftLaw,
+    on_device,
+    top_token,
+)
 from specdec_drafters._cached import CachedDrafter
 from specdec_drafters._law import Drawing, Temperature, confidence, q_mask, q_scores
 from specdec_drafters._vocabulary import aligned
@@ -36,12 +46,11 @@ class ChainDrafter(CachedDrafter):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         law = config.draft.law
-        self.capabilities = Capabilities(laws=frozenset({law}), max_depth=config.num_tokens)
+        self.capabilities = Capabilities(laws=frozenset({law}), max_depth=config.num_tokens, asks=True)
 
-    def draft(self, context: Context, depths: list[int], nodes: int) -> Draft:
+    def draft(self, context: Context, budget: Budget) -> Draft:
         """Draft for rows that all have room."""
-        depths = [min(depth, nodes) for depth in depths]
-        chain = _Chain(self.config, context, depths)
+        chain = _Chain(self.config, context, budget)
         model, vocab_size = self.source.model, self.source.vocab_size
         logits = model.extend(context)[:, 0]
         while chain.add(aligned(logits, vocab_size)):
@@ -53,8 +62,9 @@ class ChainDrafter(CachedDrafter):
 class _Chain:
     """The chains of a batch as they grow."""
 
-    def __init__(self, config: ChainConfig, context: Context, depths: list[int]) -> None:
-        self._config, self._context, self._depths = config, context, depths
+    def __init__(self, config: ChainConfig, context: Context, budget: Budget) -> None:
+        self._config, self._context, self._goes_on = config, context, budget.goes_on
+        self._depths = [min(depth, budget.nodes) for depth in budget.depth]
         self._going: list[Tensor] = []  # bool [B] each: rows that have not stopped; where any may stop early
         self.tokens: list[Tensor] = []  # int64 [B] each
         self._probs: list[Tensor] = []  # float32 [B, V] each
@@ -65,16 +75,20 @@ class _Chain:
         depth = len(self.tokens)
         paths = torch.stack(self.tokens, dim=1) if depth else None
         scores = q_scores(self._context, logits, self._config.temperature, paths)
-        sure = confidence(scores)
-        if self._config.min_confidence > 0:
+        asks = self._goes_on is not None or self._config.min_confidence > 0
+        sure = confidence(scores) if asks else None
+        if sure is not None and self._config.min_confidence > 0:
             going = sure >= self._config.min_confidence
             going = going & self._going[-1] if depth else going
             if self._decides_on_host and not self._any_left(going):
                 return False
             self._going.append(going)
         self.tokens.append(self._drawn(scores, depth))
-        self._sure.append(sure)
-        return depth + 1 < max(self._depths)
+        if sure is not None:
+            self._sure.append(sure)
+        if depth + 1 >= max(self._depths):
+            return False
+        return self._goes_on is None or sure is None or self._goes_on(self._context.rows, sure)
 
     def finished(self) -> Draft:
         """Make the draft."""
@@ -92,7 +106,7 @@ class _Chain:
             depth=n,
             width=1,
             probs=torch.stack(self._probs, dim=1) if self._probs else None,
-            scores=torch.stack(self._sure, dim=1).cumprod(dim=1),
+            scores=torch.stack(self._sure, dim=1).cumprod(dim=1) if self._sure else None,
             counts=tuple(counts),
             chain=True,
         )

@@ -8,7 +8,17 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specdec_core import HOLE, Capabilities, Context, Draft, DraftLaw, TargetInfo, UsageError, on_device
+from specdec_core import (
+    HOLE,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    DraftLaw,
+    TargetInfo,
+    UsageError,
+    on_device,
+)
 from specdec_drafters._cached import CachedDrafter, early_exit_source, small_model_source
 from specdec_drafters._children import Children, drawn_children, top_children
 from specdec_drafters._law import Temperature
@@ -80,10 +90,10 @@ class TreeTop2(CachedDrafter):
         if not self.source.model.trees:
             raise UsageError("the model that tree_top2 drafts with can follow chains only; use small_model")
 
-    def draft(self, context: Context, depths: list[int], nodes: int) -> Draft:
+    def draft(self, context: Context, budget: Budget) -> Draft:
         """Draft level by level; what is over the budget is never drawn."""
-        sizes = level_sizes(self.config.width, max(depths), nodes)
-        tree = _Tree(context, depths)
+        sizes = level_sizes(self.config.width, max(budget.depth), budget.nodes)
+        tree = _Tree(context, budget.depth)
         logits = self.source.model.extend(context)
         for depth, size in enumerate(sizes, 1):
             logits = aligned(logits, self.source.vocab_size)
