@@ -163,7 +163,7 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     real, counts = real & ~unfit.unsqueeze(-1), counts.masked_fill(unfit, 0)
     flags = torch.zeros_like(counts)
     for rule, rows in broken.items():
-        flags = flags + rows * (1 << rule)
+        flags = torch.add(flags, rows, alpha=1 << rule)
     draft = replace(draft, parents=draft.parents.masked_fill(~real, HOLE))
     tree = None if tree is None else Tree(tree.ancestors, tree.depths, real)
     return CheckedDraft(draft, tree, flags, counts)

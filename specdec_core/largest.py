@@ -11,11 +11,14 @@ from torch import Tensor
 
 _BLOCK = 256
 _LEAST = 8 * _BLOCK  # columns; below, two steps do not pay
+_LEAST_WORK = 32_768  # float32 scores; fewer are read by argmax before the two steps have begun
+_HALVES = 4  # argmax takes so much longer for one of 16 bits
 
 
 def top_token(scores: Tensor) -> Tensor:
     """Find the largest score: [..., V] -> int64 [...]; the smallest id among equals."""
-    if not _pays(scores, 1):
+    work = scores.numel() * (1 if scores.element_size() >= 4 else _HALVES)
+    if work < _LEAST_WORK or not _pays(scores, 1):
         return scores.argmax(dim=-1)
     # equals lie in the first of their blocks, and there the first of them is found
     block = _largest_of_blocks(scores).argmax(dim=-1, keepdim=True)

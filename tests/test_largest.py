@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec_core import TargetDistributions, top_token, top_tokens
+from specdec_core import TargetDistributions, largest, top_token, top_tokens
+
+
+@pytest.fixture(autouse=True, params=[0, largest._LEAST_WORK], ids=["by blocks", "as it pays"])
+def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small widths would not be found by blocks otherwise."""
+    monkeypatch.setattr(largest, "_LEAST_WORK", request.param)
+
 
 WIDTHS = [1, 97, 2047, 2048, 2049, 4096, 4351, 5000, 49152]
 
@@ -20,9 +27,9 @@ def scores(width: int, dtype: torch.dtype = torch.float32, levels: int | None = 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_smallest_id_among_equals(width: int, dtype: torch.dtype) -> None:
     for x in (scores(width, dtype), scores(width, dtype, levels=2), torch.zeros(1, width, dtype=dtype)):
-        largest = (x == x.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
-        assert torch.equal(top_token(x), largest)
-        assert torch.equal(TargetDistributions(x).argmax, largest)
+        first = (x == x.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
+        assert torch.equal(top_token(x), first)
+        assert torch.equal(TargetDistributions(x).argmax, first)
 
 
 @pytest.mark.parametrize("at", [0, 255, 256, 4351])

@@ -153,13 +153,15 @@ def test_greedy_reads_the_vocabulary_once(kind: str, batch: int) -> None:
     assert counts(decoder, prompts).over_vocabulary == ["amax"] * 4
 
 
-def test_a_draft_step_reads_the_vocabulary_three_times() -> None:
-    """For the token and its probability, which the length policy asks for: q, its largest, and the token."""
+def test_a_draft_step_reads_the_vocabulary_once() -> None:
+    """For the token; for its probability too only where somebody asks how sure the model was."""
     model = tiny_model(vocab=50_000, layers=1)
     drafter = SmallModel(SmallModelConfig(model=model, num_tokens=4))
     seen = counts(SpecDecoder(model, drafter=drafter, draft_tokens=None), [ids(5)])
-    steps = ["_softmax", "amax", "amax"] * 4
-    assert sorted(seen.over_vocabulary) == sorted([*steps, "amax"] * 4)
+    assert seen.over_vocabulary == ["amax"] * (4 + 1) * 4
+    sure = SmallModel(SmallModelConfig(model=model, num_tokens=4, min_confidence=1e-9))
+    seen = counts(SpecDecoder(model, drafter=sure, draft_tokens=None), [ids(5)])
+    assert sorted(seen.over_vocabulary) == sorted(["_softmax", "amax", "amax"] * 4 * 4 + ["amax"] * 4)
 
 
 def test_a_draft_step_takes_few_operators() -> None:

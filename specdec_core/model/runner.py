@@ -239,7 +239,7 @@ class Runner:
             self.cache.reserve(shape.rows, 0)
         at = [place - first for place in block.places]
         span = None if fixed else block.span()  # where a row stands must not be part of a captured graph
-        outputs = self._run(self._inputs(block, at, shape), first, shape, span, fixed)
+        outputs = self._run(self._inputs(block, at, shape, span), first, shape, span, fixed)
         for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
             if self._lender is None and tokens:
                 self._prefixes.note(place, end - len(tokens), tokens)
@@ -268,17 +268,19 @@ class Runner:
         shape = Shape(rows, columns, block.nodes, block.fed - block.chained, view, tree)
         return shape.bucketed(self.cache.slots, self.max_rows) if fixed else shape
 
-    def _inputs(self, block: _Block, at: list[int], shape: Shape) -> Inputs:
+    def _inputs(self, block: _Block, at: list[int], shape: Shape, span: tuple[int, int] | None) -> Inputs:
         """Make the block's tensors, [rows of the range, ...]; rows that are not members are padding.
 
         host: int64 [B, 2 + P]: slots held, tokens behind them (of chains the nodes too), pending tokens.
         """
-        behind = 0 if shape.tree else shape.nodes
-        host = [[0] * (2 + shape.columns)] * shape.rows
-        for row, tokens, end in zip(at, block.pending, block.ends, strict=True):
-            start, padding = end - len(tokens) + block.chained, shape.columns - len(tokens)
-            host[row] = [start, len(tokens) + behind, *[0] * padding, *tokens]
-        inputs = {"host": on_device(host, self.device)}
+        inputs: Inputs = {}
+        if span is None or shape.columns:
+            behind = 0 if shape.tree else shape.nodes
+            host = [[0] * (2 + shape.columns)] * shape.rows
+            for row, tokens, end in zip(at, block.pending, block.ends, strict=True):
+                start, padding = end - len(tokens) + block.chained, shape.columns - len(tokens)
+                host[row] = [start, len(tokens) + behind, *[0] * padding, *tokens]
+            inputs["host"] = on_device(host, self.device)
         if block.tokens is not None:
             inputs["tokens"] = _padded(block.tokens, shape.nodes, at, shape.rows, 0)
         if block.parents is not None:
@@ -307,9 +309,9 @@ class Runner:
         compiled: Compiled | None = None,
     ) -> Outputs:
         """Everything a captured graph holds: layout, masks, the model itself."""
-        ids = x["host"][:, 2:]
-        if "tokens" in x:
-            ids = torch.cat([ids, x["tokens"]], dim=1) if shape.columns else x["tokens"]
+        parts = [x["host"][:, 2:]] if shape.columns else []
+        parts += [x["tokens"]] if "tokens" in x else []
+        ids = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         # A drafter's own model may know fewer tokens than the target says; and a node's token may be any.
         ids = ids.clamp(0, self._embeddings - 1)
         where = self._layout(x, shape, span)
