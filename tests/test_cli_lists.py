@@ -48,7 +48,7 @@ def test_lists_as_json() -> None:
         "version": "?",
         "laws": ["ONE_HOT"],
         "shape": "chains",
-        "depth": 10,
+        "depth": 20,
         "description": "?",
     }
     verifiers = {one["name"]: one for one in objects("verifiers")}

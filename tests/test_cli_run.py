@@ -51,7 +51,7 @@ def test_json_has_all_there_is_to_know(model: str) -> None:
     assert (value["target"], value["device"], value["dtype"]) == (model, "cpu", "float32")
     assert value["drafter"] == {
         "name": "prompt_lookup",
-        "config": {"num_tokens": 10, "max_ngram": 3, "min_ngram": 1},
+        "config": {"num_tokens": 20, "max_ngram": 3, "min_ngram": 1},
     }
     assert value["verifier"] == {"name": "greedy", "config": {}, "lossless": True}
     assert value["stats"]["new_tokens"] == 3

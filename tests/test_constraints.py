@@ -239,7 +239,7 @@ def test_a_combination_keeps_its_members_apart() -> None:
     results = decoder.generate(PROMPTS[:3], params)
     expected = [reference(p, q) for p, q in zip(PROMPTS, params, strict=False)]
     assert [r.token_ids for r in results] == expected
-    assert results[2].stats.by_drafter["forced"].accepted_tokens > 20
+    assert results[2].stats.by_drafter["forced"].accepted_tokens > 10
     assert "forced" not in results[1].stats.by_drafter
 
 
