@@ -65,7 +65,9 @@ def test_draft_tokens_is_the_depth(model: str) -> None:
         for k in ("0", "2", "5", "auto", "50")
     }
     assert drafted["0"]["drafted_tokens"] == 0
-    assert [len(drafted[k]["acceptance_histogram"]) - 1 for k in ("2", "5", "auto", "50")] == [2, 5, 10, 15]
+    deepest = [len(drafted[k]["acceptance_histogram"]) - 1 for k in ("2", "5", "50", "auto")]
+    assert deepest[:3] == [2, 5, 15]
+    assert 2 < deepest[3] <= 15
     assert len({run_text(model, "--draft-tokens", k, prompt=prompt) for k in drafted}) == 1
 
 
