@@ -79,6 +79,11 @@ class Draft:
         """n, the width of the draft, holes included."""
         return self.tokens.shape[1]
 
+    @property
+    def hosted(self) -> bool:
+        """Whether the host knows the nodes of every row."""
+        return self.host is not None and None not in self.host
+
     @classmethod
     def empty(cls, rows: int, device: torch.device | str = "cpu") -> Draft:
         """Make a draft without nodes for `rows` rows."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from specdec_core.clock import Clock
 from specdec_core.constraints import Walk
 from specdec_core.context import RoundContext, TokenBuffer
+from specdec_core.draft_values import CheckedDraft
 from specdec_core.errors import ConstraintError
-from specdec_core.guard import CheckedDraft
 from specdec_core.history import History, node_paths
 from specdec_core.interfaces import Outcome
 from specdec_core.logprobs import TokenLogprob, measure, read
@@ -214,10 +214,12 @@ def _to_host(checked: CheckedDraft, verdict: CheckedVerdict, logits: Tensor, top
     if top is not None:
         parts.append(measure(logits, path, tokens, top))
     blocks = []
-    for row in torch.cat(parts, dim=1).tolist():
+    for i, row in enumerate(torch.cat(parts, dim=1).tolist()):
         accepted = [node for node in row[:d] if node >= 0]
         said, rest = row[d : d + len(accepted) + 1], row[2 * d + 1 :]
         wrong = rest.pop(0)
         drafted, flags = (0, 0) if checked.counts is None else (rest.pop(0), rest.pop(0))
+        if checked.known is not None:
+            drafted, flags = checked.known[i]
         blocks.append(_Block(accepted, said, drafted, flags, wrong, rest))
     return blocks

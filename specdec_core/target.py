@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec_core.draft import HOLE
+from specdec_core.draft_values import CheckedDraft
 from specdec_core.errors import InvalidParameter
-from specdec_core.guard import CheckedDraft
 from specdec_core.interfaces import CachedModel, Capabilities, Outcome, Rows
 from specdec_core.largest import top_tokens
 from specdec_core.model.compiled import Compiled, keep_on_disk, why_not_compiled

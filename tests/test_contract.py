@@ -49,8 +49,7 @@ from specdec_core import (
     TargetInfo,
     UsageError,
 )
-from specdec_core.guard import _RULES as RULES
-from specdec_core.guard import check_values
+from specdec_core.draft_values import RULES, check_values
 
 PROMPT = ids(7, 31)
 K = 4

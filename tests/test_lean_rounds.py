@@ -29,7 +29,8 @@ from specdec_core import (
     SpecDecoder,
     TargetDistributions,
 )
-from specdec_core.guard import CheckedDraft, check_values
+from specdec_core.draft import HostNodes
+from specdec_core.draft_values import CheckedDraft, check_chains, check_values
 from specdec_core.transfer import on_device
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 from specdec_verifiers.greedy import Greedy
@@ -232,6 +233,29 @@ def test_a_chain_is_checked_and_judged_as_the_tree_that_it_is(
     assert torch.equal(one.next_token, other.next_token)
 
 
+@settings(deadline=None, max_examples=200)
+@given(chains())
+def test_a_chain_that_the_host_knows_is_checked_there(drafted: tuple[Draft, Budget]) -> None:
+    """With the same counts, flags and nodes as on the device, and tensors of what is left."""
+    draft, budget = drafted
+    real = [sum(parent != HOLE for parent in row) for row in draft.parents.tolist()]
+    tokens = [row[:n] for row, n in zip(draft.tokens.tolist(), real, strict=True)]
+    host = HostNodes.each(tokens, [range(ROOT, n - 1) for n in real], None)
+    draft = replace(draft, laws=torch.zeros_like(draft.laws), host=host)
+    for capabilities in (CAN, Capabilities(frozenset({DraftLaw.COUPLED}), max_depth=6)):
+        there, here = (check(draft, budget, capabilities, 5) for check in (check_values, check_chains))
+        assert there.counts is not None
+        assert here.known is not None
+        assert there.counts.tolist() == [count for count, _ in here.known]
+        assert rules(there) == [flags for _, flags in here.known]
+        n = here.draft.nodes
+        assert (there.draft.parents[:, n:] == HOLE).all()
+        assert torch.equal(there.draft.parents[:, :n], here.draft.parents)
+        held = here.draft.parents != HOLE
+        assert torch.equal(there.draft.tokens[:, :n][held], here.draft.tokens[held])
+        assert n == 0 or not (here.draft.laws != DraftLaw.ONE_HOT).any()
+
+
 @pytest.mark.parametrize(
     "parents", [[ROOT, HOLE, 1], [ROOT, ROOT, 1], [0, 1, 2], [ROOT, 0, 0], [HOLE, 0, 1]], ids=str
 )
@@ -239,11 +263,15 @@ def test_what_is_no_chain_is_cut_and_flagged(parents: list[int]) -> None:
     """B102: up to the first node that does not follow the one before."""
     draft = Draft.chains([[1, 2, 3]])
     checked = check_values(replace(draft, parents=torch.tensor([parents])), Budget([3], 3), CAN, 5)
+    told = replace(draft, host=HostNodes.each([[1, 2, 3]], [parents], None))
+    on_host = check_chains(told, Budget([3], 3), CAN, 5)
     kept = 1 if parents[0] == ROOT else 0
     kept += parents[:2] == [ROOT, 0]
     assert checked.draft.parents.tolist() == [[*range(ROOT, kept - 1), *[HOLE] * (3 - kept)]]
     assert checked.flags is not None
     assert checked.flags.tolist() == [1 << 7]
+    assert on_host.draft.tokens.tolist() == [[1, 2, 3][:kept]]
+    assert on_host.known == ((kept, 1 << 7),)
 
 
 # --- on the way to the device ----------------------------------------------------------------------------
