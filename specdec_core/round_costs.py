@@ -49,7 +49,7 @@ class CostCurve:
 
 
 # SmolLM2-135M-Instruct on a CPU (packed: one thread), and Qwen3 shapes on one H200: docs/decisions/0012.
-CPU_PACKED = CostCurve(((1, 1.0), (6, 1.03), (7, 1.15), (12, 1.28), (16, 1.43), (32, 2.15)), slope=0.05)
+CPU_PACKED = CostCurve(((1, 1.0), (5, 1.02), (7, 1.15), (12, 1.4), (20, 1.88)), slope=0.056)
 CPU_FLOAT32 = CostCurve(((1, 1.0), (4, 1.67), (8, 2.0)), slope=0.08)
 CPU_HALF = CostCurve(((1, 1.0), (4, 1.08), (8, 1.13)), slope=0.02)
 GPU = CostCurve(((1, 1.0), (4, 1.08), (64, 1.18)), slope=0.003)
