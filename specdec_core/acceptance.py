@@ -12,8 +12,11 @@ variances grow a little with every step, which forgets what is old.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
+
+from specdec_core.draft import HostNodes
 
 Kind: TypeAlias = Literal["score", "depth"]
 
@@ -24,6 +27,9 @@ _OF_CLUE: dict[Kind, float] = {"score": 0.2, "depth": 0.3}
 _DRIFT = 0.005  # variance gained by each outcome: some thirty outcomes are remembered
 _FADING = 0.005  # share of a shift that is forgotten in a round that shows nothing
 _CERTAIN = 0.97  # an accepted node that was surer than this teaches nothing
+_GUESS_ON_HOST, _GUESS_OF_MODEL = 0.4, 0.7  # where there are no scores
+_DEEP = 6  # from here on depths are alike
+_STEPS = 5  # scores that are learned apart
 _SURE = 0.995  # no guess is taken to be surer than this, nor less sure than 1 minus this
 
 
@@ -38,6 +44,38 @@ class Clue(NamedTuple):
     def of(cls, source: str, kind: Kind, at: int, guess: float) -> Clue:
         """Make one: who drafted the node, what `at` counts, its value, and the guess."""
         return cls((source, kind, at), _logit(guess))
+
+
+def clue_of_score(source: str, score: float) -> Clue:
+    """Make the clue of a node whose drafter guesses its chance itself."""
+    guess = round(max(0.0, score), 2)  # in this order NaN is 0
+    return Clue.of(source, "score", round(_STEPS * guess), guess)
+
+
+def clue_of_depth(source: str, depth: int) -> Clue:
+    """Make the clue of a node that a model drafts, of which nothing is known but its depth."""
+    return Clue.of(source, "depth", min(depth, _DEEP), _GUESS_OF_MODEL)
+
+
+def clues_of(source: str, nodes: HostNodes) -> Callable[[int], Clue]:
+    """Tell what is known of each node made on the host: its score, or else its depth and its rank."""
+    parents, scores = nodes.parents, nodes.scores
+    if scores:
+
+        def scored(node: int) -> Clue:
+            above = scores[parents[node]] if parents[node] >= 0 else 1.0
+            return clue_of_score(source, min(scores[node] / above, 1.0) if above > 0 else 0.0)
+
+        return scored
+    clues: list[Clue] = []
+    depths: list[int] = []
+    ranks: dict[int, int] = {}  # parent -> its children so far
+    for parent in parents:
+        depths.append(1 + depths[parent] if parent >= 0 else 1)
+        rank = ranks[parent] = ranks.get(parent, -1) + 1
+        at = 100 * min(rank, 2) + min(depths[-1], _DEEP)
+        clues.append(Clue.of(source, "depth", at, _GUESS_ON_HOST / (1 + rank)))
+    return clues.__getitem__
 
 
 class Shift:

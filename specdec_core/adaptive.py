@@ -19,7 +19,15 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from specdec_core.acceptance import Acceptance, Clue, Shifts, new_row
+from specdec_core.acceptance import (
+    Acceptance,
+    Clue,
+    Shifts,
+    clue_of_depth,
+    clue_of_score,
+    clues_of,
+    new_row,
+)
 from specdec_core.draft import HOLE, ROOT, Draft, HostNodes
 from specdec_core.interfaces import Budget, Capabilities, Outcome
 from specdec_core.round_costs import RoundCosts
@@ -28,7 +36,6 @@ from specdec_core.rows import Batch
 _MARGIN = 1.02  # drafting must promise so much more than plain decoding: estimates are noisy
 _LOSS = 0.005  # share of the time that trying may lose
 _FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at once
-_GUESS_ON_HOST, _GUESS_OF_MODEL = 0.4, 0.7  # conditional acceptance, where there are no scores
 _LAST = 8  # power of a row's rounds left by which it counts
 _DOUBT = 1.0  # standard deviations by which chances in large batches are taken to be lower
 _UNTRIED = 6  # drafted nodes of a row that the first round to be timed may check
@@ -36,8 +43,6 @@ _HOPELESS = 0.9  # of plain decoding's pace: what promises less is not asked for
 _LONGEST_PAUSE = 3  # rounds
 _FAINT = 0.02  # nodes behind one that is less likely are not looked at
 _PACE = 0.1  # share of the latest round in a row's pace
-_DEEP = 6  # from here on depths are alike
-_STEPS = 5  # scores that are learned apart
 
 
 @dataclass
@@ -77,10 +82,7 @@ class AdaptiveLength:
         self._pace = 0.0  # tokens a row commits in a second, of late
         self._states: list[_RowState] = []  # of this round
         self._depths: list[int] = []
-        self._pauses, self._left = (
-            0,
-            0,
-        )  # rounds in which nothing is asked for: the latest count, and its rest
+        self._pauses, self._left = 0, 0  # rounds without a question: how many, and how many more
         self._paused = False  # in this round
         self._first = False
         self._since: float | None = None  # when the last round ended
@@ -154,7 +156,7 @@ class AdaptiveLength:
         for room, state in zip(rooms, self._states, strict=True):
             reached = 1.0
             for d in range(1, min(depth, room) + 1):
-                reached *= self._acceptance.chance(state.shifts, _by_depth(state.source, d), optimism)
+                reached *= self._acceptance.chance(state.shifts, clue_of_depth(state.source, d), optimism)
                 gain += state.weight * reached
         return gain
 
@@ -166,11 +168,10 @@ class AdaptiveLength:
         hoped = 0.0
         for row, confidence in zip(rows, sure.tolist(), strict=True):
             state = self._rows[row]
-            guess = round(confidence, 2)
-            state.sure.append(Clue.of(state.source, "score", round(_STEPS * guess), guess))
+            state.sure.append(clue_of_score(state.source, confidence))
             state.reached *= self._acceptance.chance(state.shifts, state.sure[-1])
             depth = len(state.sure) + 1
-            chance = self._acceptance.chance(state.shifts, _by_depth(state.source, depth))
+            chance = self._acceptance.chance(state.shifts, clue_of_depth(state.source, depth))
             hoped += state.weight * state.reached * chance
         everyone, width = len(self._states), len(self._rows[rows[0]].sure)
         plain = self._costs.round(everyone, 0)
@@ -193,7 +194,7 @@ class AdaptiveLength:
                 least = max(least, draft.nodes if draft.counts is None else draft.counts[i])
                 continue
             state.proposed, state.hosted, state.source = nodes, True, sources[i]
-            state.clue = _clue_of(state.source, nodes)
+            state.clue = clues_of(state.source, nodes)
             for column, chance in enumerate(self._chances(state, nodes, state.clue)):
                 gains[column] += state.weight * chance
         trusted = max(least, 2 * self._costs.widest + _UNTRIED)  # what wider ones cost is a mere guess
@@ -324,35 +325,9 @@ class AdaptiveLength:
         """Learn from a model's draft: what was accepted, and the depth at which it ended."""
         for d in range(1, min(accepted + 1, depth) + 1):
             if d <= accepted or not ended:
-                clues = [_by_depth(state.source, d), *state.sure[d - 1 : d]]
+                clues = [clue_of_depth(state.source, d), *state.sure[d - 1 : d]]
                 for clue in clues:
                     self._acceptance.learn(state.shifts, clue, accepted=d <= accepted)
-
-
-def _clue_of(source: str, nodes: HostNodes) -> Callable[[int], Clue]:
-    """Tell what is known of each node: the drafter's guess, or else its depth and place among siblings."""
-    parents, scores = nodes.parents, nodes.scores
-    if scores:
-
-        def scored(node: int) -> Clue:
-            above = scores[parents[node]] if parents[node] >= 0 else 1.0
-            guess = round(min(scores[node] / above, 1.0), 2) if above > 0 else 0.0
-            return Clue.of(source, "score", round(_STEPS * guess), guess)
-
-        return scored
-    clues: list[Clue] = []
-    depths: list[int] = []
-    ranks: dict[int, int] = {}  # parent -> its children so far
-    for parent in parents:
-        depths.append(1 + depths[parent] if parent >= 0 else 1)
-        rank = ranks[parent] = ranks.get(parent, -1) + 1
-        at = 100 * min(rank, 2) + min(depths[-1], _DEEP)
-        clues.append(Clue.of(source, "depth", at, _GUESS_ON_HOST / (1 + rank)))
-    return clues.__getitem__
-
-
-def _by_depth(source: str, depth: int) -> Clue:
-    return Clue.of(source, "depth", min(depth, _DEEP), _GUESS_OF_MODEL)
 
 
 def _level_ends(depth: int, nodes: int) -> list[int]:
