@@ -55,8 +55,8 @@ def predict(method: Figures, plain: Figures, curve: CostCurve, measured: float) 
         return None
     tokens = expected_tokens_by_depth(shares)
     verify = curve.mean(method.widths)
-    draft = method.draft_seconds / method.forwards / one
-    mean_drafted = method.mean_drafted
+    draft = method.draft_seconds / method.decode_forwards / one
+    mean_drafted = sum((m - 1) * count for m, count in method.widths.items()) / method.decode_forwards
     speedup = tokens / (verify + draft)
     return Prediction(
         tokens_per_round=tokens,

@@ -75,7 +75,8 @@ class _Book:
 
     def add(self, done: Round) -> None:
         for part, seconds in done.seconds.items():
-            self._seconds[part] += seconds  # type: ignore[assignment]
+            reads = done.batch.first and part == "draft"  # a drafter's own model reads the prompt, too
+            self._seconds["prefill" if reads else part] += seconds  # type: ignore[assignment]
         if done.batch.first:
             self._rows.update((row.id, row) for row in done.batch.rows)
         else:

@@ -2,9 +2,10 @@
 
     python -m tools.demo_models.table TARGET heldout.jsonl [--each N] [--tokens N] [--kinds copy,fix]
 
-Every prompt is decoded plainly and then with each pair in turn, so that all see the same load of the machine.
-c is the seconds of a drafting step over those of a plain step; predicted is (1 + sum of the acceptance by
-depth) / (1 + steps a round x c): Leviathan et al. 2023, theorem 3.8, without taking depths to be alike.
+Every prompt is decoded plainly and then with each pair in turn, so that all see the same load of the machine;
+weights are packed as `specdec run` packs them. c is the seconds of a drafting step over those of a plain
+step, both behind the prompt; predicted is (1 + sum of the acceptance by depth) / (1 + steps a round x c):
+Leviathan et al. 2023, theorem 3.8, without taking depths to be alike.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from specdec_core import SamplingParams, SpecdecError, SpecDecoder, Stats
 from specdec_core.model.loading import load_model
+from specdec_core.model.optimize import Optimizations, optimized
 from specdec_core.theory import expected_tokens_by_depth
 from tools.demo_models.evaluate import of_kind
 from tools.demo_models.rows import KINDS, chat_prompt, read_rows
@@ -44,6 +46,7 @@ class Pair:
     verifier: str
     decoder: SpecDecoder
     runs: list[Stats] = field(default_factory=list)
+    drafting: float = 0.0  # seconds, behind the prompts and the drafts that followed them
     same: int = 0  # runs whose ids are those of plain decoding
 
     @property
@@ -62,7 +65,9 @@ def pairs(model: Any, tokenizer: Any, k: int, temperature: float) -> list[Pair]:
         name = drafter.format(k=k)
         for verifier in VERIFIERS:
             try:
-                decoder = SpecDecoder(model, tokenizer, drafter=name, verifier=verifier, draft_tokens=k)
+                decoder = SpecDecoder(
+                    model, tokenizer, drafter=name, verifier=verifier, draft_tokens=k, optimize="auto"
+                )
                 decoder.verifier_for([SamplingParams(temperature=temperature)])
             except SpecdecError:
                 continue
@@ -79,9 +84,13 @@ def measure(
         wanted = plain.generate(prompt, params)
         runs.append(wanted.stats)
         for pair in made:
-            result = pair.decoder.generate(prompt, params)
-            pair.runs.append(result.stats)
-            pair.same += result.token_ids == wanted.token_ids
+            done = None
+            for done in pair.decoder.rounds(prompt, params):
+                pair.drafting += 0.0 if done.batch.first else done.seconds.get("draft", 0.0)
+            assert done is not None
+            [row] = done.batch.rows
+            pair.runs.append(row.stats)
+            pair.same += row.output == wanted.token_ids
     return runs
 
 
@@ -95,7 +104,7 @@ def table(plain: list[Stats], made: list[Pair]) -> Iterable[str]:
     )
     for pair in made:
         stats = Stats.pooled(pair.runs)
-        per_round = stats.draft_seconds / stats.rounds / step
+        per_round = pair.drafting / max(1, stats.rounds - len(pair.runs)) / step
         wall = (stats.total_seconds / stats.new_tokens) / (base.total_seconds / base.new_tokens)
         predicted = expected_tokens_by_depth(stats.acceptance_by_depth) / (1 + per_round)
         cost = per_round / max(1, pair.steps)
@@ -125,13 +134,14 @@ def main() -> None:
     model, tokenizer = load_model(args.target, device="cpu", dtype="float32")
     rows, kinds = read_rows(args.heldout), args.kinds.split(",")
     prompts = [chat_prompt(row["prompt"]) for kind in kinds for row in of_kind(rows, (kind,), args.each)]
+    optimized(model, Optimizations.of("auto"), in_place=True)
     plain = SpecDecoder(model, tokenizer, drafter="none")
     for temperature in map(float, args.temperatures.split(",")):
         params = SamplingParams(max_new_tokens=args.tokens, temperature=temperature, seed=args.seed)
         made = pairs(model, tokenizer, args.draft_tokens, temperature)
         measure(plain, made, prompts[:1], params.replace(max_new_tokens=8))  # warm-up, not counted
         for pair in made:
-            pair.runs, pair.same = [], 0
+            pair.runs, pair.drafting, pair.same = [], 0.0, 0
         runs = measure(plain, made, prompts, params)
         title = f"Temperature {temperature:g}, {len(prompts)} prompts ({', '.join(kinds)})"
         print(f"\n{title}, k = {args.draft_tokens}:\n")
