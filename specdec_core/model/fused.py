@@ -68,13 +68,13 @@ def groups_of(
 
 
 @torch.no_grad()
-def fused(linears: Sequence[nn.Linear], *, pack: bool, small: bool = False) -> list[FusedLinear]:
+def fused(linears: Sequence[nn.Linear], *, pack: bool) -> list[FusedLinear]:
     """Make modules to stand where these linear layers stood; their weights are copied."""
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Any] = [linear.bias for linear in linears]  # all of them, or none
     weight = torch.cat(weights)
     bias = None if biases[0] is None else torch.cat(biases)
-    product: Product = PackedProduct(weight, bias, small=small) if pack else DenseProduct(weight, bias)
+    product: Product = PackedProduct(weight, bias) if pack else DenseProduct(weight, bias)
     group, start, made = _Group(product, len(linears)), 0, []
     for linear in linears:
         rows = slice(start, start + linear.out_features)

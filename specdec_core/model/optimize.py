@@ -24,7 +24,6 @@ logger = logging.getLogger("specdec")
 _WRAPPERS = ("base_layer", "modules_to_save")  # of PEFT, which reads the weights below in its own ways
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BYTES_A_SECOND = 0.5e9  # packed by one thread, at the least
-_CACHED_BYTES = 32e6  # weights that a processor's cache holds
 _TOLD_SECONDS = 3.0  # who waits longer is told
 
 
@@ -150,9 +149,8 @@ def optimized(model: nn.Module, wanted: Optimizations, *, in_place: bool = False
         sources = [_Source(parent, name) for unit in units for parent, name in unit.places]
         base = _branched(base, {id(parent) for unit in units for parent, _ in unit.places}, {})
         units, _ = _units(base, parts)
-    small = sum(linear.weight.nbytes for unit in units for linear in unit.linears) < _CACHED_BYTES
     for unit in units:
-        unit.replace(small=small)
+        unit.replace()
     return Optimized(model if in_place else base, sources)
 
 
@@ -168,12 +166,12 @@ class _Unit:
     def linears(self) -> list[nn.Linear]:
         return [parent._modules[name] for parent, name in self.places]  # type: ignore[misc]
 
-    def replace(self, *, small: bool) -> None:
+    def replace(self) -> None:
         made: list[Any]
         if len(self.places) > 1:
-            made = list(fused(self.linears, pack=self.pack, small=small))
+            made = list(fused(self.linears, pack=self.pack))
         else:
-            made = [packed(self.linears[0], keep=self.keep, small=small)]
+            made = [packed(self.linears[0], keep=self.keep)]
         for (parent, name), module in zip(self.places, made, strict=True):
             parent._modules[name] = module
 

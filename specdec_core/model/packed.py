@@ -50,25 +50,17 @@ class PackedProduct:
     """W packed by oneDNN.
 
     Args:
-        kept: W itself, where it is held anyway; else it is unpacked when it is asked for.
-        small: the whole model lies in the processor's cache: then W itself is faster for a single row.
+        kept: W itself, where somebody else holds it anyway; else it is unpacked when it is asked for.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None, *, small: bool = False
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> None:
         self._packed = _pack(weight.detach())
-        if small and kept is None:
-            kept = weight.detach()
-        self._kept, self.bias, self._small = kept, bias, small
+        self._kept, self.bias = kept, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply."""
         if x.requires_grad and torch.is_grad_enabled():  # the packed kernel has no backward pass
             return nn.functional.linear(x, self.weight(), self.bias)
-        if self._small and x.numel() == x.shape[-1]:
-            assert self._kept is not None
-            return nn.functional.linear(x, self._kept, self.bias)
         return _product(x, self._packed, self.bias)
 
     def weight(self) -> Tensor:
@@ -77,12 +69,11 @@ class PackedProduct:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the packed tensor, which can be neither copied nor pickled."""
-        kept = self._kept is not None
-        return {"weight": self.weight(), "kept": kept, "bias": self.bias, "small": self._small}
+        return {"weight": self.weight(), "kept": self._kept is not None, "bias": self.bias}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weight = state["weight"]
-        self._packed, self.bias, self._small = _pack(weight.detach()), state["bias"], state["small"]
+        self._packed, self.bias = _pack(weight.detach()), state["bias"]
         self._kept = weight if state["kept"] else None
 
 
@@ -132,9 +123,9 @@ class PackedLinear(Projection):
         return self.product(x)
 
 
-def packed(linear: nn.Linear, *, keep: bool, small: bool = False) -> PackedLinear:
+def packed(linear: nn.Linear, *, keep: bool) -> PackedLinear:
     """Pack a layer; keep: its weight has another owner, so that dropping it would free nothing."""
-    product = PackedProduct(linear.weight, linear.bias, linear.weight if keep else None, small=small)
+    product = PackedProduct(linear.weight, linear.bias, linear.weight if keep else None)
     return PackedLinear(product, slice(0, linear.out_features), linear.in_features)
 
 
