@@ -23,6 +23,7 @@ from support import (
 )
 
 from specdec_core import Budget, Capture, Context, Draft, InvalidParameter, SamplingParams, SpecDecoder
+from specdec_core.scheduler import Scheduler
 
 PROMPTS = [ids(length, 21) for length in (1, 3, 9, 20)]
 DRAFTERS = registered_drafters()
@@ -82,6 +83,32 @@ def test_more_prompts_than_places_wait_for_their_turn(name: str, max_batch: int)
     results = decoder.generate(prompts, params)
     for prompt, one, result in zip(prompts, params, results, strict=True):
         assert result.token_ids == base(tiny_llama(), prompt, one.max_new_tokens)
+
+
+def test_rounds_tell_whether_others_wait_for_a_place() -> None:
+    """Of a list at once; of a stream of requests once it has ended and a place stays free."""
+    decoder = SpecDecoder(tiny_llama(), drafter="none", max_batch=2)
+    rounds = [
+        (done.batch.others_wait, [row.id for row in done.batch.rows])
+        for done in decoder.rounds([ids(3)] * 3, greedy(4))
+    ]
+    last = max(row for _, rows in rounds for row in rows)
+    assert [waits for waits, _ in rounds] == sorted((waits for waits, _ in rounds), reverse=True)
+    assert all(not waits for waits, rows in rounds if last in rows)
+    assert rounds[0][0]
+    seen: list[bool] = []
+    begun = Scheduler.next
+
+    def watched(self: Scheduler) -> Any:
+        batch = begun(self)
+        seen.extend([] if batch is None else [batch.others_wait])
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "next", watched)
+        list(decoder.finished(((i, ids(3), greedy(4)) for i in range(3)), [greedy(4)]))
+    assert seen[0]
+    assert not seen[-1]
 
 
 @pytest.mark.parametrize("capture", [Capture.OFF, Capture.FIXED])

@@ -44,6 +44,24 @@ def test_multiplies_as_the_layer_does(shape: tuple[int, ...], bias: bool) -> Non
 
 
 @needs_packing
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_few_rows_are_multiplied_as_four(rows: int) -> None:
+    """By one kernel, so that a token alone has the very logits that it has in a small block."""
+    layer, x = packed(linear(), keep=False), inputs(4, 40)
+    seen: list[int] = []
+    multiplied = module._multiplied
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append(x.shape[0])
+        return multiplied(x, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(module, "_multiplied", watched)
+        assert torch.equal(layer(x[:rows]), layer(x)[:rows])
+    assert seen == [4, 4]
+
+
+@needs_packing
 def test_inputs_may_lie_anyhow_in_memory() -> None:
     layer, x = linear(), inputs(3, 40, 7).transpose(1, 2)
     with torch.no_grad():
