@@ -71,7 +71,7 @@ class RoundCosts:
         self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> width -> seconds
         self._past: dict[int, dict[int, float]] = {}  # rows -> width -> seconds, of earlier calls
         self._seen: dict[tuple[int, int], int] = {}
-        self._widest = 0
+        self.widest = 0  # drafted nodes of a row in the widest round that was ever timed; 0: none drafted
         self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
         self._fits: dict[int, _Fit] = {}
         self._above = self._below = (
@@ -99,7 +99,7 @@ class RoundCosts:
             guess, excess = self._excess(rows, width), max(seconds / self._fit(rows).plain - 1.0, 0.0)
             self._above = _FADING * self._above + guess * min(excess, 3.0)
             self._below = _FADING * self._below + guess**2
-        self._widest = max(self._widest, width)
+        self.widest = max(self.widest, width)
         of_rows = self._rounds.setdefault(rows, {})
         of_rows.setdefault(width, deque(maxlen=_KEPT)).append(seconds)
         self._fits.clear()
@@ -107,11 +107,6 @@ class RoundCosts:
     def add_draft(self, rows: int, depth: int, seconds: float) -> None:
         """Note the seconds that drafting to a depth took."""
         self._steps.setdefault(rows, deque(maxlen=_KEPT)).append(seconds / depth)
-
-    @property
-    def widest(self) -> int:
-        """The widest draft whose check was ever timed; 0: none was."""
-        return self._widest
 
     def round(self, rows: int, width: int) -> float:
         """Expect the seconds of a round without its drafting."""
