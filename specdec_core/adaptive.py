@@ -2,8 +2,9 @@
 
 Each round takes the depth and nodes with the largest E / C: E, the tokens that the round is expected to
 commit, from `Acceptance`; C, the seconds it is expected to take, from `RoundCosts`. (Leviathan et al. 2023,
-section 3, with measured costs, and with acceptance by what is known of each node.) All rows share one block,
-so its width is chosen for the batch; a row's own depth ends where it has room, or nothing more to propose.
+section 3, with measured costs, and with acceptance by what is known of each node.) All rows share one block:
+what each of them is worth checking is weighed against what the block then costs, by columns of a rectangle,
+or row by row where blocks have no padding.
 
 What was made on the host (`Draft.host`) is asked for in full and cut by its scores, and teaches what would
 have been accepted also where it was cut: nothing is spent on finding that out. What a model drafts is
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from specdec_core.acceptance import (
     clues_of,
     new_row,
 )
+from specdec_core.cuts import by_columns, by_rows, kept
 from specdec_core.draft import HOLE, ROOT, Draft, HostNodes
 from specdec_core.interfaces import Budget, Capabilities, Outcome
 from specdec_core.round_costs import RoundCosts
@@ -36,8 +37,8 @@ from specdec_core.rows import Batch
 _MARGIN = 1.02  # drafting must promise so much more than plain decoding: estimates are noisy
 _LOSS = 0.005  # share of the time that trying may lose
 _FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at once
-_LAST = 8  # power of a row's rounds left by which it counts
-_DOUBT = 1.0  # standard deviations by which chances in large batches are taken to be lower
+_LAST = 5  # power of a row's rounds left by which it may be the last to end
+_DOUBT = 1.5  # standard deviations by which chances in large batches are taken to be lower
 _UNTRIED = 6  # drafted nodes of a row that the first round to be timed may check
 _HOPELESS = 0.9  # of plain decoding's pace: what promises less is not asked for again at once
 _LONGEST_PAUSE = 3  # rounds
@@ -69,16 +70,23 @@ class AdaptiveLength:
         costs: what rounds cost.
         now: a clock in seconds that stands still while the loop's consumer works.
         asks: whether the drafter will ask how far to go on (`Budget.goes_on`).
+        ragged: whether a block costs what its tokens do; else what the rectangle around them does.
     """
 
     def __init__(
-        self, capabilities: Capabilities, costs: RoundCosts, now: Callable[[], float], *, asks: bool = False
+        self,
+        capabilities: Capabilities,
+        costs: RoundCosts,
+        now: Callable[[], float],
+        *,
+        asks: bool = False,
+        ragged: bool = False,
     ) -> None:
         self.depth, self.nodes = capabilities.max_depth, capabilities.nodes
         self._sizes = _level_ends(self.depth, self.nodes if capabilities.makes_trees else self.depth)
         self._acceptance, self._costs, self._now = Acceptance(), costs, now
         self._rows: dict[int, _RowState] = {}
-        self._on_host, self._asks = capabilities.on_host, asks
+        self._on_host, self._asks, self._ragged = capabilities.on_host, asks, ragged
         self._pace = 0.0  # tokens a row commits in a second, of late
         self._states: list[_RowState] = []  # of this round
         self._depths: list[int] = []
@@ -126,7 +134,8 @@ class AdaptiveLength:
     def _weigh(self, batch: Batch) -> None:
         """Let the rows count most that will be the last to end: the batch takes as long as they do.
 
-        While others wait for their places, all count alike.
+        A row that ends earlier saves what it adds to the rounds of the others: little where a block of all
+        rows costs hardly more than one token. While others wait for their places, all count alike.
         """
         if batch.others_wait:
             for state in self._states:
@@ -136,19 +145,21 @@ class AdaptiveLength:
             (row.room / state.pace) ** _LAST for row, state in zip(batch.rows, self._states, strict=True)
         ]
         mean = sum(rounds) / len(rounds)
+        shared = 1.0 - self._costs.curve(1) / self._costs.curve(len(rounds))
         for left, state in zip(rounds, self._states, strict=True):
-            state.weight = left / mean
+            state.weight = shared + (1.0 - shared) * left / mean
 
     def _model_depth(self, rooms: Sequence[int]) -> int:
         """Choose the depth that a model drafts to; 0 where it does not pay."""
-        most = max(rooms)
-        options = [(self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
-        drafting = [self._costs.draft(len(rooms), depth) for depth in range(most + 1)]
+        rows, most = len(rooms), max(rooms)
+        options = [(rows * self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
+        drafting = [self._costs.draft(rows, depth) for depth in range(most + 1)]
         best, _ = self._best(options, drafting)
         if best or not most:
             return most if best and self._asks else best  # who asks ends it where it pays no more
         hoped = self._model_gain(rooms, 1, optimism=1.0)
-        return int(self._may_try(self._sizes[1], hoped, drafting[1], self._costs.round, _FIRST_LOSS_OF_MODEL))
+        least = rows * self._sizes[1]
+        return int(self._may_try(least, hoped, drafting[1], self._costs.round, _FIRST_LOSS_OF_MODEL))
 
     def _model_gain(self, rooms: Sequence[int], depth: int, optimism: float = 0.0) -> float:
         """Expect how many tokens of a model's draft are accepted, all rows together, weighed."""
@@ -173,49 +184,58 @@ class AdaptiveLength:
             depth = len(state.sure) + 1
             chance = self._acceptance.chance(state.shifts, clue_of_depth(state.source, depth))
             hoped += state.weight * state.reached * chance
-        everyone, width = len(self._states), len(self._rows[rows[0]].sure)
+        everyone, depth = len(self._states), len(self._rows[rows[0]].sure)
         plain = self._costs.round(everyone, 0)
         pace = everyone * max(self._pace, 1.0 / plain)
         step = self._costs.draft(everyone, 1)
-        step += self._costs.round(everyone, width + 1) - self._costs.round(everyone, width)
+        step += self._costs.round(everyone, everyone * (depth + 1))
+        step -= self._costs.round(everyone, everyone * depth)
         return hoped > pace * step
 
     # --- behind the draft, before anything is checked
 
     def cut(self, draft: Draft) -> Draft:
-        """Keep the columns that pay, of what was made on the host: by what the host knows alone."""
+        """Keep what pays, of what was made on the host: by what the host knows alone."""
         if draft.host is None:
             return draft
-        gains = [0.0] * draft.nodes
-        least = 0  # columns of rows that a model drafted, which were decided upon before
-        sources = draft.sources or ("",) * draft.rows
+        rows = len(self._states)
+        chances: list[list[float]] = [[] for _ in range(rows)]
+        least = [0] * rows  # nodes of rows that a model drafted, which were decided upon before
+        sources = draft.sources or ("",) * rows
         for i, (state, nodes) in enumerate(zip(self._states, draft.host, strict=True)):
             if nodes is None:
-                least = max(least, draft.nodes if draft.counts is None else draft.counts[i])
+                least[i] = draft.nodes if draft.counts is None else draft.counts[i]
                 continue
             state.proposed, state.hosted, state.source = nodes, True, sources[i]
             state.clue = clues_of(state.source, nodes)
-            for column, chance in enumerate(self._chances(state, nodes, state.clue)):
-                gains[column] += state.weight * chance
-        trusted = max(least, 2 * self._costs.widest + _UNTRIED)  # what wider ones cost is a mere guess
-        del gains[trusted:]
-        while gains and not gains[-1]:
-            gains.pop()
-        options = [(column, gain) for column, gain in enumerate(accumulate(gains, initial=0.0))]
+            chances[i] = [state.weight * chance for chance in self._chances(state, nodes, state.clue)]
+        steps = by_rows(chances) if self._ragged else by_columns(chances)
+        options = [(sum(least) if self._ragged else 0, 0.0)]
+        # What larger ones cost is a mere guess.
+        trusted = 2 * self._costs.most + _UNTRIED * (1 if self._ragged else rows)
+        trusted = max(trusted, sum(least) + _UNTRIED if self._ragged else rows * max(least))
+        for step in steps:
+            drafted, gain = options[-1]
+            if drafted + step.nodes > trusted:
+                break
+            options.append((drafted + step.nodes, gain + step.gain))
         best, promise = self._best(options, [0.0] * len(options))
         hopeless = len(options) > 1 and promise < _HOPELESS
         self._pauses = self._left = min(2 * self._pauses + 1, _LONGEST_PAUSE) if hopeless else 0
-        if not best and not self._first and not self._costs.widest:
-            best = self._try_width(options)
-        return draft.cut(max(best, least))
+        if not best and not self._first and not self._costs.most:
+            best = self._try_size(options)
+        counts = kept(steps[:best], least)
+        return draft.cut(counts if self._ragged else max(counts))
 
-    def _try_width(self, options: Sequence[tuple[int, float]]) -> int:
-        """Choose a width to time, while what drafts cost is a mere guess."""
+    def _try_size(self, options: Sequence[tuple[int, float]]) -> int:
+        """Choose how many nodes to time, while what drafts cost is a mere guess."""
         rows = len(self._states)
         if len(options) == 1:
             return 0
-        width, gain = max(options[1:5], key=lambda o: (rows + o[1]) / self._costs.hoped(rows, o[0]))
-        return width if self._may_try(width, gain, 0.0, self._costs.hoped, _FIRST_LOSS_ON_HOST) else 0
+        pace = [(rows + gain) / self._costs.hoped(rows, drafted) for drafted, gain in options[1:5]]
+        best = 1 + pace.index(max(pace))
+        may = self._may_try(*options[best], 0.0, self._costs.hoped, _FIRST_LOSS_ON_HOST)
+        return best if may else 0
 
     def _chances(self, state: _RowState, nodes: HostNodes, clue: Callable[[int], Clue]) -> list[float]:
         """Expect of each node whether it is accepted, all before it included; 0 where that is hardly so."""
@@ -231,23 +251,23 @@ class AdaptiveLength:
     # --- the choice
 
     def _best(self, options: Sequence[tuple[int, float]], drafting: Sequence[float]) -> tuple[int, float]:
-        """Find the best of (width, expected accepted tokens), the first being no draft.
+        """Find the best of (drafted columns of all rows, expected accepted tokens), the first being no more.
 
         Returns:
             Its index, 0 where no draft pays, and the pace of the best draft relative to none.
         """
         rows = len(self._states)
-        plain = rows / self._costs.round(rows, 0)
+        plain = (rows + options[0][1]) / (self._costs.round(rows, options[0][0]) + drafting[0])
         best, most = 0, 0.0
-        for i, ((width, gain), seconds) in enumerate(zip(options, drafting, strict=True)):
-            rate = (rows + gain) / (self._costs.round(rows, width) + seconds)
+        for i, ((drafted, gain), seconds) in enumerate(zip(options, drafting, strict=True)):
+            rate = (rows + gain) / (self._costs.round(rows, drafted) + seconds)
             if i and rate > most:
                 best, most = i, rate
         return best if most > _MARGIN * plain else 0, most / plain
 
     def _may_try(
         self,
-        width: int,
+        drafted: int,
         hoped: float,  # accepted tokens, at best
         drafting: float,
         cost: Callable[[int, int], float],  # at best
@@ -256,9 +276,9 @@ class AdaptiveLength:
         """Tell whether a draft that seems not to pay may be tried: if it could, and time for it is left."""
         rows = len(self._states)
         plain = self._costs.round(rows, 0)
-        if (rows + hoped) / (cost(rows, width) + drafting) <= _MARGIN * rows / plain:
+        if (rows + hoped) / (cost(rows, drafted) + drafting) <= _MARGIN * rows / plain:
             return False
-        loss = self._costs.round(rows, width) + drafting - plain  # if nothing is accepted
+        loss = self._costs.round(rows, drafted) + drafting - plain  # if nothing is accepted
         if self._lost + loss > self._allowed + first * plain:
             return False
         self._lost += loss
@@ -299,7 +319,8 @@ class AdaptiveLength:
         pace = said / rows / max(now - since, 1e-9)
         self._pace += _PACE * (pace - self._pace) if self._pace else pace
         drafting = seconds.get("draft", 0.0)
-        self._costs.add(rows, draft.nodes, now - since - drafting)
+        counts = draft.counts if self._ragged and draft.counts is not None else [draft.nodes] * rows
+        self._costs.add(rows, sum(counts), now - since - drafting)
         by_model = draft.nodes > 0 and any(state.proposed is None for state in self._states)
         if by_model and not self._catching_up:
             self._costs.add_draft(rows, draft.depth, drafting)

@@ -332,7 +332,7 @@ class SpecDecoder:
             costs = self._costs[verifier.name] = RoundCosts(curve, self.target.runner.steps.warm_up)
         # Where a look at a confidence would be a transfer, nobody asks for one.
         asks = can.asks and self.target.device.type == "cpu"
-        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
+        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks, ragged=self.target.runner.ragged)
 
     def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
         assert row.finished is not None

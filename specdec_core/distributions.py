@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specdec_core.largest import top_token
+from specdec_core.logits import BlockLogits
 
 
 class TargetDistributions:
@@ -17,31 +17,35 @@ class TargetDistributions:
 
     Args:
         logits: [B, 1 + n, V] after all logits processing, -inf where p = 0; float32 (float64 for proofs),
-            or any float dtype where every row is greedy.
+            or any float dtype where every row is greedy. As `BlockLogits` they are made whole when asked for.
         greedy: bool [B], which rows have temperature 0; None: all of them.
     """
 
-    def __init__(self, logits: Tensor, greedy: Tensor | None = None) -> None:
-        self.logits = logits
+    def __init__(self, logits: Tensor | BlockLogits, greedy: Tensor | None = None) -> None:
+        self._block = BlockLogits.of(logits)
         self.greedy = greedy
+
+    @property
+    def logits(self) -> Tensor:
+        """log p up to a constant, but for greedy rows: [B, 1 + n, V]."""
+        return self._block.whole
 
     @property
     def vocab_size(self) -> int:
         """V."""
-        return self.logits.shape[-1]
+        return self._block.vocab_size
 
     def at(self, index: Tensor) -> TargetDistributions:
         """Select one index of each row: int64 [B] -> distributions [B, 1, V].
 
         What a verifier computes from them costs nothing for the nodes it does not visit.
         """
-        rows = torch.arange(index.shape[0], device=index.device)
-        return TargetDistributions(self.logits[rows, index].unsqueeze(1), self.greedy)
+        return TargetDistributions(self._block.at(index).unsqueeze(1), self.greedy)
 
     @cached_property
     def argmax(self) -> Tensor:
         """The likeliest token at each index: int64 [B, 1 + n]; the smallest id among equals."""
-        return top_token(self.logits)
+        return self._block.argmax
 
     @cached_property
     def probs(self) -> Tensor:

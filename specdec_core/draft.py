@@ -63,7 +63,8 @@ class Draft:
     width: int  # upper bound on the children of a node
     probs: Tensor | None = None  # float32 [B, n, V]: the q each node was drawn from; None: no row needs it
     scores: Tensor | None = None  # float32 [B, n]: the drafter's own guess that a node is accepted
-    counts: tuple[int, ...] | None = None  # [B] most nodes of each row, where the host knows; 0: surely none
+    counts: tuple[int, ...] | None = None  # [B] most nodes of each row, where the host knows; 0: surely none.
+    # What stands behind them is no node
     sources: tuple[str, ...] | None = None  # [B] which member of a combination drafted; "": none
     host: tuple[HostNodes | None, ...] | None = None  # [B] ONE_HOT nodes that were made on the host
     chain: bool = False  # surely: node 0 is a child of the last pending token, each other one of the node
@@ -144,12 +145,17 @@ class Draft:
             chain=all(row == [*range(ROOT, len(row) - 1)] for row in parents),
         )
 
-    def cut(self, columns: int) -> Draft:
-        """Keep the first columns: parents come before children, so what is left is whole.
+    def cut(self, nodes: int | Sequence[int]) -> Draft:
+        """Keep the first nodes of every row, or so many of each; parents come first, so none is lost.
 
         `host` stays as it was proposed.
         """
-        if columns >= self.nodes:
+        columns = nodes if isinstance(nodes, int) else max(nodes, default=0)
+        counts = self.counts
+        if not isinstance(nodes, int) or counts is not None:
+            each = [nodes] * self.rows if isinstance(nodes, int) else nodes
+            counts = tuple(map(min, each, counts or [self.nodes] * self.rows))
+        if columns >= self.nodes and counts == self.counts:
             return self
         return replace(
             self,
@@ -159,7 +165,7 @@ class Draft:
             width=min(self.width, columns),
             probs=None if self.probs is None else self.probs[:, :columns],
             scores=None if self.scores is None else self.scores[:, :columns],
-            counts=None if self.counts is None else tuple(min(count, columns) for count in self.counts),
+            counts=counts,
         )
 
     def for_rows(self, index: Sequence[int]) -> Draft:

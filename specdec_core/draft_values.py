@@ -55,11 +55,12 @@ def check_chains(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
     deepest = min(draft.depth, budget.nodes)
     declared = DraftLaw.ONE_HOT in capabilities.laws
+    counts = draft.counts or (draft.nodes,) * draft.rows
     kept: list[list[int]] = []
     known: list[tuple[int, int]] = []
-    for nodes, limit in zip(draft.host, budget.depth, strict=True):
+    for nodes, limit, count in zip(draft.host, budget.depth, counts, strict=True):
         assert nodes is not None
-        parents = nodes.parents[: draft.nodes]
+        parents = nodes.parents[: min(count, draft.nodes)]
         beyond, parents = parents[room:], parents[:room]
         sound = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
         within = min(sound, limit, deepest)
@@ -83,6 +84,7 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     A row whose law or q cannot be verified loses its whole draft.
     """
     room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
+    draft = _counted(draft)
     broken: dict[int, Tensor] = {}  # rule -> bool [B]
     if draft.nodes > room:
         broken[_TOO_MANY] = (draft.parents[:, room:] != HOLE).any(dim=-1)
@@ -159,6 +161,15 @@ def _narrowed(draft: Draft, columns: int, depth: int) -> Draft:
     """Cut a draft's columns, and its bounds to what they can be."""
     draft = draft.cut(columns)
     return replace(draft, depth=min(draft.depth, draft.nodes, depth), width=min(draft.width, draft.nodes))
+
+
+def _counted(draft: Draft) -> Draft:
+    """Make holes of what stands behind a row's `counts`: it is not fed."""
+    if draft.counts is None or draft.nodes <= min(draft.counts):
+        return draft
+    behind = torch.arange(draft.nodes, device=draft.parents.device)
+    behind = behind >= on_device(draft.counts, draft.parents.device).unsqueeze(-1)
+    return replace(draft, parents=draft.parents.masked_fill(behind, HOLE))
 
 
 def _unusable_q(draft: Draft, real: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """What a round costs: measured as rounds go by, and guessed where nothing was measured yet.
 
-The cost of a round that checks w drafted nodes a row is t(rows, w) = t(rows, 0) (1 + e(rows, w)). The excess
-e starts from a curve of the device and the dtype, over the tokens of the whole block; one factor fits that
-curve to all that was measured, and what was measured at a width counts there more than the curve.
+The cost of a round that checks m columns of drafts, those of all rows together, is t(rows, m) = t(rows, 0)
+(1 + e(rows, m)). The excess e starts from a curve of the device and the dtype, over the tokens of the whole
+block; one factor fits that curve to all that was measured, and what was measured at a size counts there more
+than the curve.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ GPU = CostCurve(((1, 1.0), (4, 1.08), (64, 1.18)), slope=0.003)
 
 
 class RoundCosts:
-    """Timings of rounds by rows and drafted width, and of drafting by rows and depth.
+    """Timings of rounds by rows and drafted columns, and of drafting by rows and depth.
 
     They tell of the machine and of the models, and of nothing that was said: a decoder keeps them between
     calls. Of an earlier call only proportions count, for its contexts may have been of another length.
@@ -68,10 +69,10 @@ class RoundCosts:
 
     def __init__(self, curve: CostCurve, warm_up: int = 0) -> None:
         self.curve, self.warm_up = curve, warm_up
-        self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> width -> seconds
-        self._past: dict[int, dict[int, float]] = {}  # rows -> width -> seconds, of earlier calls
+        self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> drafted -> seconds
+        self._past: dict[int, dict[int, float]] = {}  # rows -> drafted -> seconds, of earlier calls
         self._seen: dict[tuple[int, int], int] = {}
-        self.widest = 0  # drafted nodes of a row in the widest round that was ever timed; 0: none drafted
+        self.most = 0  # drafted columns of the largest round that was ever timed; 0: none drafted
         self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
         self._fits: dict[int, _Fit] = {}
         self._above = self._below = (
@@ -81,41 +82,41 @@ class RoundCosts:
     def begin(self) -> None:
         """Begin a call."""
         for rows, times in self._rounds.items():
-            typical = {width: seconds for width, (seconds, _) in _rising(times).items()}
+            typical = {size: seconds for size, (seconds, _) in _rising(times).items()}
             fit = self._fit(rows)
             typical[0] = fit.plain
             known = self._past.get(rows, {})
             scale = fit.plain / known[0] if known else 1.0
-            self._past[rows] = {width: seconds * scale for width, seconds in known.items()} | typical
+            self._past[rows] = {size: seconds * scale for size, seconds in known.items()} | typical
         self._rounds.clear()
         self._fits.clear()
 
-    def add(self, rows: int, width: int, seconds: float) -> None:
-        """Note the seconds of a round without its drafting; width: drafted nodes of a row, 0 for none."""
-        seen = self._seen[rows, width] = self._seen.get((rows, width), 0) + 1
+    def add(self, rows: int, drafted: int, seconds: float) -> None:
+        """Note the seconds of a round without its drafting; drafted: columns of nodes, all rows together."""
+        seen = self._seen[rows, drafted] = self._seen.get((rows, drafted), 0) + 1
         if seen <= self.warm_up or seconds <= 0:
             return
-        if width:
-            guess, excess = self._excess(rows, width), max(seconds / self._fit(rows).plain - 1.0, 0.0)
+        if drafted:
+            guess, excess = self._excess(rows, drafted), max(seconds / self._fit(rows).plain - 1.0, 0.0)
             self._above = _FADING * self._above + guess * min(excess, 3.0)
             self._below = _FADING * self._below + guess**2
-        self.widest = max(self.widest, width)
+        self.most = max(self.most, drafted)
         of_rows = self._rounds.setdefault(rows, {})
-        of_rows.setdefault(width, deque(maxlen=_KEPT)).append(seconds)
+        of_rows.setdefault(drafted, deque(maxlen=_KEPT)).append(seconds)
         self._fits.clear()
 
     def add_draft(self, rows: int, depth: int, seconds: float) -> None:
         """Note the seconds that drafting to a depth took."""
         self._steps.setdefault(rows, deque(maxlen=_KEPT)).append(seconds / depth)
 
-    def round(self, rows: int, width: int) -> float:
+    def round(self, rows: int, drafted: int) -> float:
         """Expect the seconds of a round without its drafting."""
-        return self._fit(rows).seconds(width)
+        return self._fit(rows).seconds(drafted)
 
-    def hoped(self, rows: int, width: int) -> float:
+    def hoped(self, rows: int, drafted: int) -> float:
         """Expect the seconds of such a round if a block cost but a fifth of what is believed."""
         plain = self.round(rows, 0)
-        return plain + 0.2 * (self.round(rows, width) - plain)
+        return plain + 0.2 * (self.round(rows, drafted) - plain)
 
     def draft(self, rows: int, depth: int) -> float:
         """Expect the seconds of drafting to a depth."""
@@ -136,8 +137,8 @@ class RoundCosts:
         if 0 in times:
             plain = times[0][0]
         elif times:
-            width, (seconds, _) = min(times.items())
-            believed = past[width] / past[0] if width in past else 1.0 + others * self._excess(rows, width)
+            size, (seconds, _) = min(times.items())
+            believed = past[size] / past[0] if size in past else 1.0 + others * self._excess(rows, size)
             plain = seconds / believed
         elif past:
             plain = past[0]
@@ -145,15 +146,13 @@ class RoundCosts:
             plain = self._fit(known).plain * self.curve(rows) / self.curve(known)
         else:
             plain = self.curve(rows)
-        found = {width: (seconds / past[0] - 1.0, _PAST) for width, seconds in past.items()}
-        found |= {
-            width: (max(seconds / plain - 1.0, 0.0), count) for width, (seconds, count) in times.items()
-        }
+        found = {size: (seconds / past[0] - 1.0, _PAST) for size, seconds in past.items()}
+        found |= {size: (max(seconds / plain - 1.0, 0.0), count) for size, (seconds, count) in times.items()}
         found.pop(0, None)
         return _Fit(self, rows, plain, others, found)
 
-    def _excess(self, rows: int, width: int) -> float:
-        return self.curve(rows * (1 + width)) / self.curve(rows) - 1.0
+    def _excess(self, rows: int, drafted: int) -> float:
+        return self.curve(rows + drafted) / self.curve(rows) - 1.0
 
     @staticmethod
     def _nearest(of: Iterable[int], rows: int) -> int | None:
@@ -164,7 +163,7 @@ class RoundCosts:
 class _Fit:
     """The costs of one number of rows, as far as they are known.
 
-    found: width -> measured excess, and timings. others: the factor that other numbers of rows suggest.
+    found: drafted -> measured excess, and timings. others: the factor that other numbers of rows suggest.
     """
 
     def __init__(
@@ -172,31 +171,31 @@ class _Fit:
     ) -> None:
         self._guess, self.plain = partial(costs._excess, rows), plain
         self._known: dict[int, float] = {0: plain}
-        points = [(w, self._guess(w), excess, count) for w, (excess, count) in sorted(found.items())]
+        points = [(m, self._guess(m), excess, count) for m, (excess, count) in sorted(found.items())]
         above = sum(n * guess * excess for _, guess, excess, n in points) + _NOISE**2 * others
         self.factor = above / (sum(n * guess**2 for _, guess, _, n in points) + _NOISE**2)
-        # A measured width is off the curve by some share of it, which is weighed with the noise.
+        # A measured size is off the curve by some share of it, which is weighed with the noise.
         self._ratios: list[tuple[int, float]] = []
-        for width, guess, excess, count in points:
+        for size, guess, excess, count in points:
             trust = count * guess**2 / (count * guess**2 + _OFF)
-            self._ratios.append((width, self.factor + trust * (excess / guess - self.factor)))
+            self._ratios.append((size, self.factor + trust * (excess / guess - self.factor)))
 
-    def seconds(self, width: int) -> float:
-        """Expect the seconds of a round of this width; a wider one never costs less."""
-        for w in range(len(self._known), width + 1):
-            excess = self._ratio(w) * self._guess(w)
-            self._known[w] = max(self.plain * (1.0 + excess), self._known[w - 1])
-        return self._known[width]
+    def seconds(self, drafted: int) -> float:
+        """Expect the seconds of a round of this size; a larger one never costs less."""
+        for m in range(len(self._known), drafted + 1):
+            excess = self._ratio(m) * self._guess(m)
+            self._known[m] = max(self.plain * (1.0 + excess), self._known[m - 1])
+        return self._known[drafted]
 
-    def _ratio(self, width: int) -> float:
-        """Give what the curve is off by: between measured widths in between, beyond them as at the last."""
+    def _ratio(self, drafted: int) -> float:
+        """Give what the curve is off by: between measured sizes in between, beyond them as at the last."""
         if not self._ratios:
             return self.factor
-        if width <= self._ratios[0][0]:
+        if drafted <= self._ratios[0][0]:
             return self._ratios[0][1]
         for (low, below), (high, above) in pairwise(self._ratios):
-            if width <= high:
-                return below + (above - below) * (width - low) / (high - low)
+            if drafted <= high:
+                return below + (above - below) * (drafted - low) / (high - low)
         return self._ratios[-1][1]
 
 
@@ -206,13 +205,13 @@ def _typical(times: Sequence[float]) -> float:
 
 
 def _rising(times: dict[int, deque[float]]) -> dict[int, tuple[float, int]]:
-    """Give typical seconds and counts by width, neighbours pooled until wider ones do not cost less."""
-    pools: list[tuple[float, int, list[int]]] = []  # seconds, count, widths
-    for width in sorted(times):
-        seconds, count, widths = _typical(times[width]), len(times[width]), [width]
+    """Give typical seconds and counts by size, neighbours pooled until larger ones do not cost less."""
+    pools: list[tuple[float, int, list[int]]] = []  # seconds, count, sizes
+    for size in sorted(times):
+        seconds, count, sizes = _typical(times[size]), len(times[size]), [size]
         while pools and pools[-1][0] > seconds:
             before, n, their = pools.pop()
             seconds, count = (seconds * count + before * n) / (count + n), count + n
-            widths = their + widths
-        pools.append((seconds, count, widths))
-    return {width: (seconds, count) for seconds, count, widths in pools for width in widths}
+            sizes = their + sizes
+        pools.append((seconds, count, sizes))
+    return {size: (seconds, count) for seconds, count, sizes in pools for size in sizes}

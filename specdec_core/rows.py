@@ -16,6 +16,7 @@ from specdec_core.draft_values import CheckedDraft
 from specdec_core.errors import ConstraintError
 from specdec_core.history import History, node_paths
 from specdec_core.interfaces import Outcome
+from specdec_core.logits import BlockLogits
 from specdec_core.logprobs import TokenLogprob, measure, read
 from specdec_core.model.tree import Tree
 from specdec_core.rng import KeyedRng, Purpose
@@ -145,14 +146,14 @@ class Batch:
         return self._rng(Purpose.VERIFY, "")
 
     def commit(
-        self, checked: CheckedDraft, verdict: CheckedVerdict, logits: Tensor
+        self, checked: CheckedDraft, verdict: CheckedVerdict, logits: BlockLogits
     ) -> tuple[Outcome, list[int]]:
         """Make the verdict's tokens part of the output; return it with the draft's flags.
 
         This is the round's one host transfer. EOS, stop strings and caps are applied here, in mid-block,
         and a path that they cut is cut too; such a row has ended.
 
-        logits: [B, 1 + n, V] raw, for rows that want log-probabilities.
+        logits: raw, for rows that want log-probabilities.
 
         Raises:
             VerifierError: the verdict broke a rule; nothing was committed.
@@ -200,7 +201,9 @@ class _Block:
     logprobs: list[int]  # as `logprobs.read` takes them
 
 
-def _to_host(checked: CheckedDraft, verdict: CheckedVerdict, logits: Tensor, top: int | None) -> list[_Block]:
+def _to_host(
+    checked: CheckedDraft, verdict: CheckedVerdict, logits: BlockLogits, top: int | None
+) -> list[_Block]:
     """Fetch all that a round brought, in one transfer."""
     path, next_token = verdict.path, verdict.next_token.unsqueeze(-1)
     d = path.shape[1]
@@ -212,7 +215,7 @@ def _to_host(checked: CheckedDraft, verdict: CheckedVerdict, logits: Tensor, top
     if checked.counts is not None and checked.flags is not None:
         parts += [checked.counts.unsqueeze(-1), checked.flags.unsqueeze(-1)]
     if top is not None:
-        parts.append(measure(logits, path, tokens, top))
+        parts.append(measure(logits.whole, path, tokens, top))
     blocks = []
     for i, row in enumerate(torch.cat(parts, dim=1).tolist()):
         accepted = [node for node in row[:d] if node >= 0]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec_core.distributions import TargetDistributions
 from specdec_core.history import History
+from specdec_core.logits import BlockLogits
 from specdec_core.processors import process, wanted
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.transfer import on_device
@@ -17,14 +18,15 @@ _FLOAT32 = torch.finfo(torch.float32)
 
 
 def distributions(
-    logits: Tensor, params: Sequence[SamplingParams], history: History | None = None
+    logits: Tensor | BlockLogits, params: Sequence[SamplingParams], history: History | None = None
 ) -> TargetDistributions:
     """Make p at every index; logits: raw, [B, c, V]; history: what was said before each of them."""
+    block = BlockLogits.of(logits)
     if all(p.greedy for p in params):
         plain = not any(wanted(p) for p in params)  # then the argmax needs no float32 copy
-        return TargetDistributions(logits if plain else processed(logits, params, history))
-    greedy = on_device([p.greedy for p in params], logits.device, torch.bool)
-    return TargetDistributions(processed(logits, params, history), greedy)
+        return TargetDistributions(block if plain else processed(block.whole, params, history))
+    greedy = on_device([p.greedy for p in params], block.held.device, torch.bool)
+    return TargetDistributions(processed(block.whole, params, history), greedy)
 
 
 def processed(logits: Tensor, params: Sequence[SamplingParams], history: History | None) -> Tensor:

@@ -18,7 +18,7 @@ from specdec_core.draft import HOLE
 from specdec_core.draft_values import CheckedDraft
 from specdec_core.errors import InvalidParameter
 from specdec_core.interfaces import CachedModel, Capabilities, Outcome, Rows
-from specdec_core.largest import top_tokens
+from specdec_core.logits import BlockLogits
 from specdec_core.model.compiled import Compiled, keep_on_disk, why_not_compiled
 from specdec_core.model.graphs import Capture
 from specdec_core.model.layers import final_norm, first_layers, head_of
@@ -137,11 +137,12 @@ class Target:
                 hidden={layer: states[:, -fed:] for layer, states in forward.hidden.items()},
             )
 
-    def score(self, batch: Batch, checked: CheckedDraft) -> Tensor:
-        """Run the round's one forward: raw logits [B, 1 + n, V]."""
+    def score(self, batch: Batch, checked: CheckedDraft) -> BlockLogits:
+        """Run the round's one forward: raw logits."""
         draft = checked.draft
         tokens, parents = (draft.tokens, draft.parents) if draft.nodes else (None, None)
-        self._last = self.runner.forward(batch.context, tokens, None if draft.chain else parents)
+        parents = None if draft.chain else parents
+        self._last = self.runner.forward(batch.context, tokens, parents, counts=draft.counts)
         self._scored = _scored(batch, checked) if self._top_logits else None
         return self._last.logits
 
@@ -151,7 +152,7 @@ class Target:
         assert forward is not None
         self.runner.keep(outcome)
         if self._top_logits:
-            values, ids = top_tokens(forward.logits, self._top_logits)
+            values, ids = forward.logits.top(self._top_logits)
             outcome = replace(outcome, top_logits=(ids, values), scored=self._scored)
         if forward.hidden:
             outcome = _with_hidden(outcome, forward)

@@ -31,6 +31,7 @@ class Machine:
     believed: CostCurve  # what a decoder on this machine begins with
     step: float = 0.0  # of a model's drafting step, in rounds of one token
     noise: float = 0.0  # of what a clock shows, relative: it only ever shows more
+    ragged: bool = False  # whether a block costs what its tokens do; else what the rectangle around them does
 
 
 @dataclass
@@ -181,7 +182,7 @@ def simulate(
     waiting = [Row(i, prompt, text) for i, (prompt, text) in enumerate(texts)]
     if k == "auto":
         costs = costs or RoundCosts(machine.believed)
-        policy: Any = AdaptiveLength(drafting.capabilities, costs, lambda: done.shown)
+        policy: Any = AdaptiveLength(drafting.capabilities, costs, lambda: done.shown, ragged=machine.ragged)
     else:
         policy = FixedLength.of(drafting.capabilities, int(k))
     active: list[Row] = []
@@ -207,10 +208,12 @@ def _round(
         whole = draft
         if draft.nodes:
             draft = policy.cut(draft)
-        paths = [[node for node in path if node < draft.nodes] for path in paths]
+        counts = draft.counts or [draft.nodes] * len(rows)
+        paths = [[node for node in path if node < n] for path, n in zip(paths, counts, strict=True)]
         if whole.host is None and draft.nodes:
             seconds["draft"] = draft.depth * machine.step * machine.seconds(len(rows))
-    took = machine.seconds(len(rows) * (1 + draft.nodes)) + seconds.get("draft", 0.0)
+    drafted = sum(draft.counts) if machine.ragged and draft.counts else len(rows) * draft.nodes
+    took = machine.seconds(len(rows) + drafted) + seconds.get("draft", 0.0)
     if batch.first:  # the prompts' tokens cost more, and the same for everybody
         took += machine.seconds(sum(len(row.prompt) for row in rows)) - machine.seconds(1)
     said = []
@@ -219,8 +222,8 @@ def _round(
         row.said += len(tokens)
         said.append(tokens)
         row.finished = None if row.room else FinishReason.LENGTH
-        drafted = draft.nodes if draft.counts is None else draft.counts[rows.index(row)]
-        row.stats.count_round(min(drafted, draft.nodes), len(path), len(tokens))
+        count = draft.nodes if draft.counts is None else draft.counts[rows.index(row)]
+        row.stats.count_round(min(count, draft.nodes), len(path), len(tokens))
     done.seconds += took
     done.shown += took * (1 + machine.noise * noise.expovariate(1.0))
     done.tokens += sum(map(len, said))

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specdec_core.errors import UnsupportedModel
 from specdec_core.model import grouped
+from specdec_core.model.ragged import Ragged, fold
 
 logger = logging.getLogger("specdec")
 
@@ -33,6 +34,7 @@ class AttentionPlan:
     takes_logits_to_keep: bool
     group: int | None = None  # query heads to a key-value head, where `grouped` attends; None: it does not
     configs: tuple[Any, ...] = field(default=(), repr=False)  # that name the attention `grouped` replaces
+    takes_ragged: bool = True  # where `grouped` attends, whether blocks may come without padding
 
     @property
     def distinct(self) -> tuple[int | None, ...]:
@@ -47,17 +49,28 @@ class AttentionPlan:
         """Give the plan that leaves the model's attention as it is."""
         return replace(self, group=None)
 
-    def in_place(self) -> AbstractContextManager[None]:
-        """Put our attention in place of the model's own for a while, where we have one for it."""
-        return nullcontext() if self.group is None else grouped.named(self.configs)
+    @property
+    def ragged(self) -> bool:
+        """Whether blocks may come without padding: for attention that is ours, and a model that minds not."""
+        return self.takes_ragged and self.group is not None
 
-    def mask(self, masks: dict[int | None, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Turn boolean masks by window into the model's `attention_mask`."""
+    def padded(self) -> AttentionPlan:
+        """Give the plan of a model that takes rectangles only."""
+        return replace(self, takes_ragged=False)
+
+    def in_place(self, ragged: Ragged | None = None) -> AbstractContextManager[None]:
+        """Put our attention in place of the model's own for a while, where we have one for it."""
+        return nullcontext() if self.group is None else grouped.named(self.configs, ragged)
+
+    def mask(
+        self, masks: dict[int | None, Tensor], dtype: torch.dtype, *, folded: bool = True
+    ) -> Tensor | dict[str, Tensor]:
+        """Turn boolean masks by window into the model's `attention_mask`; folded: for `grouped`."""
         if self.additive or self.group is not None:
             floor = torch.finfo(dtype).min if self.additive else -torch.inf
             masks = {w: torch.zeros_like(m, dtype=dtype).masked_fill_(~m, floor) for w, m in masks.items()}
-        if self.group is not None:
-            masks = {w: grouped.fold(m, self.group) for w, m in masks.items()}
+        if self.group is not None and folded:
+            masks = {w: fold(m, self.group) for w, m in masks.items()}
         if len(self.windows) == 1:
             return masks[self.distinct[0]]
         return {kind: masks[window] for kind, window in self.windows.items()}

@@ -28,9 +28,9 @@ class SlotCache(Cache):
         self.places = 0
         self.slots = 1
         self.moves = 0  # how often buffers were replaced
-        self._first = 0  # first place of the forward
+        self._first, self._rows = 0, 1  # places of the forward
         self._slots: Tensor | None = None  # int64 [B, T]: where each column writes
-        self._row: Tensor | None = None  # int64 [B, 1]: 0, 1, ...
+        self._row: Tensor | None = None  # int64 [B, 1] or [B, T]: in which of those places
         self._view = 0  # how many slots attention sees
         self._span: tuple[int, int] | None = None  # one row without padding: columns lie in this range
 
@@ -64,23 +64,36 @@ class SlotCache(Cache):
                 buffers[i] = self._grown(buffer, places, slots)
         self.places, self.slots = places, slots
 
-    def aim(self, first: int, slots: Tensor | None, view: int, span: tuple[int, int] | None = None) -> None:
-        """Point the next forward at places first, first + 1, ...; it writes at `slots` and sees `view`.
+    def aim(
+        self,
+        first: int,
+        rows: int,
+        view: int,
+        slots: Tensor | None = None,
+        row: Tensor | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        """Point the next forward at places first, ..., first + rows - 1, of which it sees `view` slots.
 
-        span: the range of slots that one row without padding fills; then `slots` is not read.
+        Args:
+            slots: int64 [B, T], where each column writes.
+            row: int64 [B, T], and in which of the places; None: B are the rows, and each has its own.
+            span: the range of slots that one row without padding fills; then the others are not read.
         """
-        self._first, self._slots, self._view, self._span = first, slots, view, span
-        self._row = None if slots is None else torch.arange(slots.shape[0], device=slots.device)[:, None]
+        self._first, self._rows, self._view = first, rows, view
+        self._slots, self._row, self._span = slots, row, span
+        if slots is not None and row is None:
+            self._row = torch.arange(rows, device=slots.device)[:, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write a layer's new states [B, heads, T, width]; return views of all it may attend to."""
+        """Write a layer's new states [B, heads, T, width]; return views of all it may attend to, by place."""
         while len(self.keys) <= layer_idx:
             # zeros: what was never written is masked, and 0 * garbage could be NaN
             self.keys.append(self._buffer(key_states))
             self.values.append(self._buffer(value_states))
-        last = self._first + key_states.shape[0]
+        last = self._first + self._rows
         keys = self.keys[layer_idx][self._first : last]
         values = self.values[layer_idx][self._first : last]
         if self._span is not None:

@@ -7,10 +7,12 @@ kernels. The mask comes folded, and additive in the model's dtype, once a forwar
 turned into such a one by every layer.
 
 A config names this attention only while one of our forwards runs. Whatever it does not treat goes to `sdpa`.
+Blocks without padding are attended to here, too: the model feeds their tokens in one row; see `ragged`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +23,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specdec_core.model.ragged import Ragged, fold
+
 NAME = "specdec_grouped"
 _FIELD = "_attn_implementation_internal"  # of a config, where it keeps the name
 _UNTREATED = ("softcap", "s_aux", "position_bias", "output_attentions")  # arguments that change the result
+_thread = threading.local()  # `ragged`: of the forward that this thread runs
 
 
 def configs_of(model: PreTrainedModel) -> tuple[Any, ...]:
@@ -55,14 +60,16 @@ def register() -> None:
 
 
 @contextmanager
-def named(configs: Sequence[Any]) -> Iterator[None]:
-    """Let configs name this attention for a while."""
+def named(configs: Sequence[Any], ragged: Ragged | None = None) -> Iterator[None]:
+    """Let configs name this attention for a while; ragged: the block this thread feeds without padding."""
+    _thread.ragged = ragged
     found = [config._attn_implementation for config in configs]
     for config in configs:
         _name(config, NAME)
     try:
         yield
     finally:
+        _thread.ragged = None
         for config, name in zip(configs, found, strict=True):
             # another thread may be in the midst of the same
             _name(config, "sdpa" if name == NAME else name)
@@ -79,7 +86,7 @@ def _name(config: Any, attention: str) -> None:
 
 def grouped_attention(
     module: nn.Module,
-    query: Tensor,  # [B, heads, T, D]
+    query: Tensor,  # [B, heads, T, D]; of a ragged block [1, heads, N, D]
     key: Tensor,  # [B, kv_heads, S, D]
     value: Tensor,  # [B, kv_heads, S, D']
     attention_mask: Tensor | None,  # additive [B, 1, group * T, S], or as `sdpa` takes it
@@ -88,43 +95,58 @@ def grouped_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers' `sdpa` does: [B, T, heads, D']."""
+    """Attend as transformers' `sdpa` does: [B, T, heads, D'], or [1, N, heads, D']."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return _attended(module, query, key, value, mask, dropout, scaling, is_causal, kwargs)
+
+    ragged: Ragged | None = None if torch.compiler.is_compiling() else getattr(_thread, "ragged", None)
+    if ragged is None or attention_mask is None:
+        return attend(query, key, value, attention_mask), None
+    group = query.shape[1] // key.shape[1]
+    return ragged.attend(attend, query, key, value, attention_mask, group), None
+
+
+def _attended(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    kwargs: dict[str, Any],
+) -> Tensor:
     rows, heads, columns, width = query.shape
     shared = key.shape[1]
     group = heads // shared
-    if attention_mask is None or any(kwargs.get(name) is not None for name in _UNTREATED):
-        if attention_mask is not None:
-            attention_mask = attention_mask[:, :, :columns]  # unfolded
+    if mask is None or any(kwargs.get(name) is not None for name in _UNTREATED):
         plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        done: tuple[Tensor, None] = plain(
+        unfolded = None if mask is None else mask[:, :, :columns]
+        done: Tensor = plain(
             module,
             query,
             key,
             value,
-            attention_mask,
+            unfolded,
             dropout=dropout,
             scaling=scaling,
             is_causal=is_causal,
             **kwargs,
-        )
+        )[0]
         return done
-    if attention_mask.dtype not in (torch.bool, query.dtype):
-        attention_mask = attention_mask.to(query.dtype)
+    if mask.dtype not in (torch.bool, query.dtype):
+        mask = mask.to(query.dtype)
     if group > 1:
         query = query.reshape(rows, shared, group * columns, width)
-        attention_mask = _folded(attention_mask, group, columns)
-    elif attention_mask.shape[2] > columns:
-        attention_mask = attention_mask[:, :, :columns]
+        mask = _folded(mask, group, columns)
+    elif mask.shape[2] > columns:
+        mask = mask[:, :, :columns]
     out = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    out = out.reshape(rows, heads, columns, out.shape[-1]).transpose(1, 2).contiguous()
-    return out, None
-
-
-def fold(mask: Tensor, group: int) -> Tensor:
-    """Repeat a mask [B, 1, T, S] for the query heads of a group; one row stands for all of them."""
-    return mask if group == 1 or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
+    return out.reshape(rows, heads, columns, out.shape[-1]).transpose(1, 2).contiguous()
 
 
 def _folded(mask: Tensor, group: int, columns: int) -> Tensor:

@@ -19,6 +19,7 @@ from specdec_core.context import RoundContext, TokenBuffer
 from specdec_core.draft import HOLE, ROOT
 from specdec_core.errors import UnsupportedModel
 from specdec_core.interfaces import Rows
+from specdec_core.model.attention import AttentionPlan
 from specdec_core.model.runner import Runner
 from specdec_core.rng import KeyedRng, Purpose
 from specdec_core.sampling_params import SamplingParams
@@ -57,7 +58,7 @@ def probe(runner: Runner) -> Probe:
     """Feed a few tokens through a tree and a chain and through plain passes, and compare the logits.
 
     The runner itself feeds nothing. Where its model heeds no window although the config names one, or does
-    not take our attention in place of its own, its plan is corrected.
+    not take our attention in place of its own, or no blocks without padding, its plan is corrected.
 
     Raises:
         UnsupportedModel: not even a chain comes out right.
@@ -65,9 +66,10 @@ def probe(runner: Runner) -> Probe:
     with _small_windows(runner.model) as windowed:
         scratch = Runner(runner.model)
         tree, chain = _faults(scratch)
-        if (tree or chain) and scratch.plan.group is not None:
-            scratch.plan, runner.plan = scratch.plan.as_loaded(), runner.plan.as_loaded()
-            tree, chain = _faults(scratch)
+        for simpler in (AttentionPlan.padded, AttentionPlan.as_loaded):
+            if (tree or chain) and scratch.plan.group is not None:
+                scratch.plan, runner.plan = simpler(scratch.plan), simpler(runner.plan)
+                tree, chain = _faults(scratch)
         if chain and windowed and not _keeps_windows(runner.model):
             scratch.plan = scratch.plan.without_windows()
             tree, without = _faults(scratch)
@@ -155,9 +157,13 @@ def _block(runner: Runner, rows: list[_Row], nodes: list[int]) -> Tensor:
     buffer = TokenBuffer(runner.device)
     starts = [_Row(row.place, row.tokens[:-1]) for row in rows]
     runner.forward(RoundContext(starts, buffer, rng))
+    n = len(nodes)
     parents = torch.tensor([_TREE, _CHAIN], device=runner.device)
     tokens = torch.tensor([nodes, nodes], device=runner.device)
-    return runner.forward(RoundContext(rows, buffer, rng), tokens, parents).logits.float()
+    counts = [n - row.count(HOLE) for row in (_TREE, _CHAIN)]
+    return runner.forward(
+        RoundContext(rows, buffer, rng), tokens, parents, counts=counts
+    ).logits.whole.float()
 
 
 def _distance(a: Tensor, b: Tensor, exact: bool) -> float:

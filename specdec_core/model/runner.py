@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from specdec_core.draft import HOLE
 from specdec_core.interfaces import Context, Outcome, Rows
+from specdec_core.logits import BlockLogits
 from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
 from specdec_core.model.layers import block_states, blocks_of
 from specdec_core.model.prefixes import Prefixes
+from specdec_core.model.ragged import Ragged
 from specdec_core.model.shapes import Shape
 from specdec_core.model.tree import Layout, Tree, lay_out, lay_out_row
 from specdec_core.transfer import on_device
@@ -31,7 +33,7 @@ _MOST_FIXED_COLUMNS = 8  # pending tokens of a block that runs at fixed shapes
 class Forward:
     """What one forward gave for its B rows."""
 
-    logits: Tensor  # [B, kept, V]
+    logits: BlockLogits  # [B, kept, V]
     hidden: dict[int, Tensor]  # layer -> [B, columns + m, H], the pending tokens right-aligned
     columns: int
     pending: tuple[int, ...]  # tokens fed of each row, before the nodes
@@ -47,6 +49,7 @@ class _Block:
     tokens: Tensor | None = None  # int64 [B, m]
     parents: Tensor | None = None  # int64 [B, fed + m]; None: chains
     fed: int = 0
+    counts: Sequence[int] | None = None  # most nodes of each row that are fed here, if known
 
     @property
     def nodes(self) -> int:
@@ -56,6 +59,12 @@ class _Block:
     def chained(self) -> int:
         """Nodes fed before that a chain goes on behind."""
         return self.fed if self.parents is None else 0
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of each row that hold a token, as far as is known."""
+        counts = [self.nodes] * len(self.places) if self.counts is None else self.counts
+        return [len(tokens) + count for tokens, count in zip(self.pending, counts, strict=True)]
 
     def span(self) -> tuple[int, int] | None:
         """The range of slots that a single row without a tree fills, so that a copy can write it."""
@@ -120,6 +129,11 @@ class Runner:
         self._fresh: set[int] = set()  # admitted, and not looked for a known prefix yet
         self.calls = 0
 
+    @property
+    def ragged(self) -> bool:
+        """Whether blocks are fed without their padding."""
+        return self.plan.ragged and self.steps.capture is Capture.OFF
+
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
         if not self._held and self._prefixes.check_weights():
@@ -164,14 +178,24 @@ class Runner:
                 pass
         tokens = None if tokens is None else tokens.to(self.device)
         parents = None if parents is None else parents.to(self.device)
-        return self.forward(context, tokens, parents, fed).logits.to(context.device)
+        return self.forward(context, tokens, parents, fed).logits.whole.to(context.device)
 
     def forward(
-        self, context: Context, tokens: Tensor | None = None, parents: Tensor | None = None, fed: int = 0
+        self,
+        context: Context,
+        tokens: Tensor | None = None,
+        parents: Tensor | None = None,
+        fed: int = 0,
+        counts: Sequence[int] | None = None,
     ) -> Forward:
-        """Feed what is pending (at most a chunk) and the nodes behind it; parents: None for chains."""
+        """Feed what is pending (at most a chunk) and the nodes behind it.
+
+        parents: None for chains. counts: [B], how many of the nodes of each row are to be fed, the first
+        ones; behind them it has holes only.
+        """
         pending = [self._pending(context, i) for i in range(len(context.places))]
-        return self._feed(_Block(context.places, pending, [*context.host_lengths], tokens, parents, fed))
+        ends = [*context.host_lengths]
+        return self._feed(_Block(context.places, pending, ends, tokens, parents, fed, counts))
 
     def adopt(self, context: Context) -> None:
         """Let rows that hold nothing yet take over the slots of another, or an earlier, row that began alike.
@@ -238,8 +262,10 @@ class Runner:
         if fixed:
             self.cache.reserve(shape.rows, 0)
         at = [place - first for place in block.places]
-        span = None if fixed else block.span()  # where a row stands must not be part of a captured graph
-        outputs = self._run(self._inputs(block, at, shape, span), first, shape, span, fixed)
+        ragged = self._ragged(block, at, shape) if self.ragged else None
+        # where a row stands must not be part of a captured graph
+        span = None if fixed or ragged is not None else block.span()
+        outputs = self._run(self._inputs(block, at, shape, span), first, shape, span, fixed, ragged)
         for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
             if self._lender is None and tokens:
                 self._prefixes.note(place, end - len(tokens), tokens)
@@ -247,12 +273,26 @@ class Runner:
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
         self.calls += 1
+        pending = tuple(map(len, block.pending))
         if at != list(range(shape.rows)):
-            outputs = tuple(_rows(output, at) for output in outputs)
-        kept = block.nodes + (1 if shape.columns else 0)
-        logits = outputs[0] if outputs[0].shape[1] == kept else outputs[0][:, :kept]
+            own = 0 if ragged is None else 1  # the logits of a ragged block are the members' already
+            outputs = (*outputs[:own], *(_rows(output, at) for output in outputs[own:]))
         hidden = dict(zip(self.hidden_layers, outputs[1:], strict=True))
-        return Forward(logits, hidden, shape.columns, tuple(map(len, block.pending)))
+        kept, logits = block.nodes + (1 if shape.columns else 0), outputs[0]
+        if ragged is not None:
+            return Forward(BlockLogits(logits, ragged.index), hidden, shape.columns, pending)
+        logits = logits if logits.shape[1] == kept else logits[:, :kept]
+        return Forward(BlockLogits(logits), hidden, shape.columns, pending)
+
+    def _ragged(self, block: _Block, at: list[int], shape: Shape) -> Ragged | None:
+        """Leave out the padding of a block that has some."""
+        widths = block.widths
+        if sum(widths) == shape.rows * (shape.columns + shape.nodes):
+            return None
+        pending = list(map(len, block.pending))
+        counts = [width - length for width, length in zip(widths, pending, strict=True)]
+        ends = [end + block.fed + count for end, count in zip(block.ends, counts, strict=True)]
+        return Ragged.of(at, pending, counts, ends, (shape.rows, shape.columns, shape.nodes), self.device)
 
     def _is_fixed(self, block: _Block) -> bool:
         """Whether a block runs at fixed shapes: prompts do not, their shapes are many and used once."""
@@ -288,17 +328,25 @@ class Runner:
         return inputs
 
     def _run(
-        self, inputs: Inputs, first: int, shape: Shape, span: tuple[int, int] | None, fixed: bool
+        self,
+        inputs: Inputs,
+        first: int,
+        shape: Shape,
+        span: tuple[int, int] | None,
+        fixed: bool,
+        ragged: Ragged | None,
     ) -> Outputs:
         if self._moves != self.cache.moves:  # graphs hold the addresses of buffers that are gone
             self._moves = self.cache.moves
             self.steps.drop()
         if not fixed:
-            return self._model_forward(inputs, first, shape, span)
+            return self._model_forward(inputs, first, shape, span, ragged)
         with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: no change
             # hooks that gather states are new in every forward, and would be compiled anew
             model = None if self.hidden_layers else self.compiled
-            return self.steps.run(shape, inputs, lambda x: self._model_forward(x, first, shape, span, model))
+            return self.steps.run(
+                shape, inputs, lambda x: self._model_forward(x, first, shape, span, compiled=model)
+            )
 
     def _model_forward(
         self,
@@ -306,6 +354,7 @@ class Runner:
         first: int,
         shape: Shape,
         span: tuple[int, int] | None,
+        ragged: Ragged | None = None,
         compiled: Compiled | None = None,
     ) -> Outputs:
         """Everything a captured graph holds: layout, masks, the model itself."""
@@ -315,28 +364,34 @@ class Runner:
         # A drafter's own model may know fewer tokens than the target says; and a node's token may be any.
         ids = ids.clamp(0, self._embeddings - 1)
         where = self._layout(x, shape, span)
-        self.cache.aim(first, where.slots, shape.view, span)
-        keep = shape.nodes + (1 if shape.columns else 0)
+        positions, slots, row = where.positions, where.slots, None
+        keep: int | Tensor = shape.nodes + (1 if shape.columns else 0)
+        if ragged is not None:
+            assert slots is not None
+            ids, positions, slots = map(ragged.tokens, (ids, positions, slots))
+            row, keep = ragged.row, ragged.kept
+        self.cache.aim(first, shape.rows, shape.view, slots, row, span)
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep
         with (
-            self.plan.in_place(),
+            self.plan.in_place(ragged),
             block_states(self._blocks if self.hidden_layers else (), self.hidden_layers) as states,
         ):
             output = (compiled or self.model)(
                 input_ids=ids,
-                position_ids=where.positions,
-                attention_mask=self.plan.mask(where.masks, self.dtype),
+                position_ids=positions,
+                attention_mask=self.plan.mask(where.masks, self.dtype, folded=ragged is None),
                 use_cache=True,
                 **arguments,
             )
-        logits = output.logits
-        wanted = (
-            logits if logits.shape[1] == keep else logits[:, -keep:],
-            *(states[layer] for layer in self.hidden_layers),
-        )
-        return tuple(tensor.to(self.device) for tensor in wanted)
+        logits, hidden = output.logits, [states[layer] for layer in self.hidden_layers]
+        if ragged is not None:
+            logits = logits[0] if self.plan.takes_logits_to_keep else logits[0, ragged.kept]
+            hidden = [ragged.rectangle(x) for x in hidden]
+        elif logits.shape[1] != keep:
+            logits = logits[:, -keep:]
+        return tuple(tensor.to(self.device) for tensor in (logits, *hidden))
 
     def _layout(self, x: Inputs, shape: Shape, span: tuple[int, int] | None) -> Layout:
         windows = self.plan.distinct

@@ -138,7 +138,7 @@ def test_the_cache_is_what_every_release_calls_a_cache() -> None:
     assert len(cache) == 0
     assert cache.get_seq_length() == 0
     cache.reserve(2, 10)
-    cache.aim(0, torch.tensor([[0, 1], [3, 4]]), view=5)
+    cache.aim(0, 2, 5, torch.tensor([[0, 1], [3, 4]]))
     states = torch.randn(2, 2, 2, 8)
     for more in ((), ({"cache_position": None},)):  # older releases hand over a dictionary
         keys, values = cache.update(states, 2 * states, 0, *more)

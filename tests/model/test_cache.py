@@ -12,7 +12,7 @@ from specdec_core.model.graphs import Capture, FixedSteps
 def filled(places: int, slots: int) -> SlotCache:
     cache = SlotCache()
     cache.reserve(places, slots)
-    cache.aim(0, None, slots, (0, slots))
+    cache.aim(0, places, slots, span=(0, slots))
     for layer in range(2):
         states = torch.randn(places, 2, slots, 4)
         cache.update(states, -states, layer)

@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specdec_core import SpecDecoder
 from specdec_core.model import grouped
 from specdec_core.model.probe import probe
+from specdec_core.model.ragged import fold
 from specdec_core.model.runner import Runner
 
 # (architecture, window): grouped heads, alone and under windows, with and without scales of their own
@@ -157,7 +158,7 @@ def attend(**arguments: Any) -> tuple[Tensor, Tensor]:
     module: Any = SimpleNamespace(num_key_value_groups=2, is_causal=True)
     scaling = arguments.pop("scaling", 0.3)
     ours, _ = grouped.grouped_attention(
-        module, query, key, value, grouped.fold(additive, 2), scaling=scaling, **arguments
+        module, query, key, value, fold(additive, 2), scaling=scaling, **arguments
     )
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     theirs, _ = plain(module, query, key, value, seen, scaling=scaling, **arguments)
