@@ -302,4 +302,8 @@ def test_a_cut_draft_is_whole() -> None:
     assert cut.scores is not None
     assert cut.scores.shape == (2, 3)
     assert draft.cut(9) is draft
+    assert draft.cut([9, 9]) is draft
+    some = draft.cut([2, 0])
+    assert (some.nodes, some.counts) == (2, (2, 0))
+    assert some.cut(1).counts == (1, 0)
     assert draft.cut(0).nodes == 0

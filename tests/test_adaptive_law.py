@@ -73,8 +73,8 @@ class Branch:
     policy: AdaptiveLength
 
     @classmethod
-    def first(cls, can: Capabilities) -> Branch:
-        policy = AdaptiveLength(can, RoundCosts(STEEP), Clock().now, asks=can.asks)
+    def first(cls, can: Capabilities, *, ragged: bool) -> Branch:
+        policy = AdaptiveLength(can, RoundCosts(STEEP), Clock().now, asks=can.asks, ragged=ragged)
         return cls((), 1.0, Row(0, [], [0] * SIZE), policy)
 
     def after(self, drafted: Drafted, chance: float, path: list[int], last: int) -> Branch:
@@ -147,11 +147,11 @@ def rounds(verifier: Verifier, p: Toy, made: list[tuple[Branch, Drafted]]) -> It
 
 
 def law_with(
-    verifier: Verifier, p: Toy, can: Capabilities, draft: Any
+    verifier: Verifier, p: Toy, can: Capabilities, draft: Any, *, ragged: bool = False
 ) -> tuple[dict[Tokens, float], set[tuple[int, int]]]:
     """The law of the text, and the (tokens said, nodes) that came up."""
     law: dict[Tokens, float] = defaultdict(float)
-    seen, branches = set[tuple[int, int]](), [Branch.first(can)]
+    seen, branches = set[tuple[int, int]](), [Branch.first(can, ragged=ragged)]
     while branches:
         made = [(branch, drafted) for branch in branches for drafted in draft(branch)]
         seen |= {(len(branch.text), len(drafted.nodes)) for branch, drafted in made}
@@ -203,11 +203,12 @@ def test_chains_that_end_where_a_model_is_not_sure_keep_the_law(verifier: Verifi
     assert varied(seen)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("verifier", [rejection, block, tree_mask, match], ids=lambda v: v.name)
-def test_drafts_that_are_cut_by_their_scores_keep_the_law(verifier: Verifier) -> None:
+def test_drafts_that_are_cut_by_their_scores_keep_the_law(verifier: Verifier, ragged: bool) -> None:
     p, q = toy(3, 2), toy(4, 2)
     can = Capabilities(frozenset({ONE_HOT}), 3, on_host=True)
-    found, seen = law_with(verifier, p, can, lambda branch: drafted_on_host(branch, q))
+    found, seen = law_with(verifier, p, can, lambda branch: drafted_on_host(branch, q), ragged=ragged)
     assert error(found, p) < 1e-12
     assert varied(seen)
 
@@ -225,10 +226,11 @@ def test_a_cut_by_what_was_drawn_would_be_seen() -> None:
     assert error(found, p) > 0.01
 
 
-def test_no_value_on_the_device_is_looked_at() -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_no_value_on_the_device_is_looked_at(ragged: bool) -> None:
     """Tensors without values: a look would raise, and on a GPU be a transfer."""
     can = Capabilities(frozenset({SAMPLED, ONE_HOT}), 5)
-    policy, clock = AdaptiveLength(can, RoundCosts(STEEP), (c := Clock()).now), c
+    policy, clock = AdaptiveLength(can, RoundCosts(STEEP), (c := Clock()).now, ragged=ragged), c
     rows = [Row(i, [1], [0] * 40) for i in range(2)]
     for turn in range(6):
         batch: Any = Batch(rows)
@@ -239,6 +241,8 @@ def test_no_value_on_the_device_is_looked_at() -> None:
         nowhere = [tensor.to("meta") for tensor in (made.tokens, made.parents, made.laws)]
         draft = policy.cut(Draft(*nowhere, depth=n, width=1, host=(made.host[0], None), counts=(n, n)))  # type: ignore[misc, arg-type]
         assert draft.nodes == n  # what a model drafted is not cut
+        assert draft.counts
+        assert draft.counts[1] == n
         clock.seconds += 1.0
         for row in rows:
             row.said += 1
