@@ -238,7 +238,10 @@ class AdaptiveLength:
         return best if may else 0
 
     def _chances(self, state: _RowState, nodes: HostNodes, clue: Callable[[int], Clue]) -> list[float]:
-        """Expect of each node whether it is accepted, all before it included; 0 where that is hardly so."""
+        """Expect of each node whether it is accepted, all before it included; 0 where that is hardly so.
+
+        Nodes at the end that are hardly so are left out.
+        """
         # The more rows, the likelier it is that some look better than they are, and those decide.
         doubt = _DOUBT * (1.0 - 1.0 / len(self._states))
         chances: list[float] = []
@@ -246,6 +249,8 @@ class AdaptiveLength:
             above = 1.0 if parent == ROOT else 0.0 if parent == HOLE else chances[parent]
             chance = self._acceptance.chance(state.shifts, clue(node), -doubt) if above > _FAINT else 0.0
             chances.append(above * chance)
+        while chances and not chances[-1]:
+            chances.pop()
         return chances
 
     # --- the choice

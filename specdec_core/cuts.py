@@ -7,12 +7,11 @@ as its own nodes are worth it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """More nodes to check, and how many more tokens they are expected to bring."""
 
     nodes: int  # columns of the block, of all rows together

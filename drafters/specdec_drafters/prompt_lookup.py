@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -66,10 +67,9 @@ class PromptLookup(RowDrafter):
         period = len(tokens) - start
         return [tokens[start + i % period] for i in range(budget)]
 
-    def scores_for(self, row: int, chain: Sequence[int]) -> list[float]:
+    def scores_for(self, row: int, chain: Sequence[int]) -> Sequence[float]:
         """Guess from the length of the match."""
-        matched = self._matched[row]
-        return list(accumulate((_right(matched + i) for i in range(len(chain))), mul))
+        return _scores(self._matched[row], len(chain))
 
     def release(self, rows: Sequence[int]) -> None:
         """Drop the rows' indices."""
@@ -105,6 +105,12 @@ def _match_length(tokens: Sequence[int], start: int) -> int:
     """Count the tokens before `start` that equal the last ones, as far as it matters."""
     most = min(start, _RIGHT_FROM[0][0])
     return next((n for n in range(most) if tokens[start - 1 - n] != tokens[-1 - n]), most)
+
+
+@functools.cache  # few lengths come up, and each of them in many rounds
+def _scores(matched: int, length: int) -> tuple[float, ...]:
+    """Guess the chance of all tokens up to each, behind a match of this length."""
+    return tuple(accumulate((_right(matched + i) for i in range(length)), mul))
 
 
 def _right(matched: int) -> float:
