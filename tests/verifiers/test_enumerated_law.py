@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_core import DraftLaw, Verifier, VerifierConfig
+from specdec_core import DraftLaw, TargetDistributions, Verifier, VerifierConfig
 from specdec_core.testing.enumeration import outcomes
 from specdec_core.testing.worlds import (
     Shape,
@@ -202,7 +202,7 @@ def test_in_float32_the_law_is_off_by_no_more_than_rounding() -> None:
 def _first_token_error(verifier: Verifier, p: Toy, q: Toy, law: DraftLaw, shape: Shape) -> float:
     every = drafts(q, law, shape, ())
     dist = as_p(p, [()] * len(every), every)
-    dist.logits = dist.logits.float()
+    dist = TargetDistributions(dist.logits.float(), dist.greedy)
     draft = as_draft(every, 3)
     if draft.probs is not None:
         draft = type(draft)(
