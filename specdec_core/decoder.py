@@ -75,8 +75,8 @@ class SpecDecoder:
         registry: where plugins are looked up; None: all installed ones.
         offline, trust_remote_code: for models that a drafter loads, as in `from_pretrained`.
         optimize: "none", or any of "pack" (weights, on the CPU), "fuse" (projections) and "compile" (it takes
-            minutes) with commas between them, or "auto": what pays here. The model stays as it is; the
-            decoder has copies of weights.
+            minutes; named alone, it brings the others where they pay) with commas between them, or "auto":
+            what pays here at once. The model stays as it is; the decoder has copies of weights.
 
     Raises:
         UnsupportedModel: the target's state cannot be rolled back, or its attention takes no masks.

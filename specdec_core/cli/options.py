@@ -73,7 +73,7 @@ Optimize = Annotated[
     _model(
         metavar="auto|none|LIST",
         help="Faster forwards: pack (weights, on the CPU), fuse (projections of one input), compile (takes "
-        "minutes), several with commas; auto is what pays.",
+        "minutes; alone: with the others), several with commas; auto is what pays at once.",
     ),
 ]
 System = Annotated[

@@ -35,7 +35,7 @@ class Optimization(StrEnum):
     FUSE = "fuse"
     """Projections of one input (q, k and v; gate and up) multiplied at once."""
     COMPILE = "compile"
-    """Forwards at fixed shapes compiled by torch.compile."""
+    """Forwards at fixed shapes compiled by torch.compile; named alone, with what auto chooses beside it."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,17 @@ class Optimizations:
         """The same, once what cannot be done was told."""
         return replace(self, told=True)
 
+    @property
+    def left_to_us(self) -> bool:
+        """Whether it is left to us how linear layers run."""
+        return self.auto or self.chosen == {Optimization.COMPILE}
+
     def on(self, device: torch.device) -> frozenset[Optimization]:
-        """Resolve auto: packing and fusing on x86 CPUs, where it was measured, and nothing elsewhere."""
-        if not self.auto:
-            return self.chosen
+        """Choose where it is left to us: packing and fusing on x86 CPUs, where it was measured."""
         measured = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-        return frozenset({Optimization.PACK, Optimization.FUSE}) if measured else frozenset()
+        if self.left_to_us and measured:
+            return self.chosen | {Optimization.PACK, Optimization.FUSE}
+        return self.chosen
 
 
 NOTHING = Optimizations()
@@ -139,9 +144,9 @@ def optimized(model: nn.Module, wanted: Optimizations, *, in_place: bool = False
     if not parts - {Optimization.COMPILE} or any(isinstance(module, Projection) for module in base.modules()):
         return Optimized(model)
     units, reason = _units(base, parts)
-    if not wanted.auto and not wanted.told:
+    if not wanted.left_to_us and not wanted.told:
         _tell_what_is_left(units, parts, reason)
-    if not units or (wanted.auto and not any(unit.pack for unit in units)):  # fusing alone gains little
+    if not units or (wanted.left_to_us and not any(unit.pack for unit in units)):  # fusing alone gains little
         return Optimized(model)
     _tell_the_wait(units)
     sources: list[_Source] = []
@@ -186,8 +191,6 @@ def _units(model: Any, parts: Set[Optimization]) -> tuple[list[_Unit], str]:
 
     def packs(linear: nn.Linear) -> bool:
         why = "" if Optimization.PACK in parts else "it was not asked for"
-        if Optimization.COMPILE in parts:
-            why = why or "torch.compile cannot look into packed weights (optimize=compile)"
         why = why or why_not_packed(linear.weight.device.type, linear.weight.dtype)
         reasons.append(why)
         return not why

@@ -2,12 +2,17 @@
 
 The kernels that PyTorch takes by default read a weight anew, and slowly, for every few rows of a block; with
 a packed one a block of four or eight tokens costs little more than one.
+
+`torch.compile` cannot look into a packed weight. What is traced calls an operator of ours instead, which
+finds the product by its number; the number is a tensor, so that graphs do not depend on it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +59,26 @@ class PackedProduct:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None) -> None:
-        self._packed = _pack(weight.detach())
         self._kept, self.bias = kept, bias
+        self._hold(weight.detach())
+
+    def _hold(self, weight: Tensor) -> None:
+        _define()
+        self._packed, self._width = _pack(weight), weight.shape[0]
+        number = next(_NUMBERS)
+        self._number = torch.tensor(number, device="cpu")
+        _PRODUCTS[number] = self
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply."""
         if x.requires_grad and torch.is_grad_enabled():  # the packed kernel has no backward pass
             return nn.functional.linear(x, self.weight(), self.bias)
+        if torch.compiler.is_compiling():
+            return _traced(x, self._number, self._width)
+        return self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply, whatever calls: no gradient flows."""
         return _product(x, self._packed, self.bias)
 
     def weight(self) -> Tensor:
@@ -73,8 +91,12 @@ class PackedProduct:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weight = state["weight"]
-        self._packed, self.bias = _pack(weight.detach()), state["bias"]
-        self._kept = weight if state["kept"] else None
+        self._kept, self.bias = weight if state["kept"] else None, state["bias"]
+        self._hold(weight.detach())
+
+
+_NUMBERS = itertools.count()
+_PRODUCTS: WeakValueDictionary[int, PackedProduct] = WeakValueDictionary()  # by their numbers
 
 
 class Projection(nn.Module):
@@ -176,6 +198,35 @@ def _wave(rows: int, columns: int) -> Tensor:
 def _pack(weight: Tensor) -> Tensor:
     done: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
     return done
+
+
+@functools.cache
+def _define() -> object:
+    """Make the operator known; it is, while the result lives."""
+    made: Any = torch.library.Library  # not typed
+    library = made("specdec", "FRAGMENT")
+    library.define("packed_linear(Tensor x, Tensor number, int width) -> Tensor")
+    library.impl("packed_linear", _found, "CPU")
+    torch.library.register_fake("specdec::packed_linear", _shaped, lib=library)
+    return library
+
+
+def _found(x: Tensor, number: Tensor, width: int) -> Tensor:
+    return _PRODUCTS[int(number)].multiply(x)
+
+
+def _shaped(x: Tensor, number: Tensor, width: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], width))
+
+
+def _traced(x: Tensor, number: Tensor, width: int) -> Tensor:
+    """Call the operator; a single row is filled up here, where that becomes a part of what made the row."""
+    if x.numel() != x.shape[-1]:
+        done: Tensor = torch.ops.specdec.packed_linear(x, number, width)
+        return done
+    filled = nn.functional.pad(x.reshape(1, x.shape[-1]), (0, 0, 0, _LEAST_ROWS - 1))
+    done = torch.ops.specdec.packed_linear(filled, number, width)
+    return done[:1].view(*x.shape[:-1], width)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
 from specdec_core.model.layers import block_states, blocks_of
 from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.ragged import Ragged
-from specdec_core.model.shapes import Shape
+from specdec_core.model.shapes import VIEW, Shape
 from specdec_core.model.tree import Layout, Tree, lay_out, lay_out_row
 from specdec_core.transfer import on_device
 
@@ -138,6 +138,8 @@ class Runner:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
         if not self._held and self._prefixes.check_weights():
             self.steps.drop()  # graphs hold the old adapters and weights
+        if not self._held and self.compiled is not None:
+            self.compiled.check()
         room = 1
         for place, prompt, params in zip(rows.places, rows.prompts, rows.params, strict=True):
             room = max(room, len(prompt) + params.max_new_tokens)
@@ -146,6 +148,8 @@ class Runner:
             self._fresh.add(place)
         if self.context_limit is not None:
             room = min(room, self.context_limit)
+        if self.compiled is not None:
+            nodes += VIEW  # a view as wide as the cache would be compiled by itself
         most = None if self.context_limit is None else self.context_limit + nodes
         self.cache.reserve(max(rows.places, default=0) + 1, room + nodes, most)
         self._settle(rows.places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SMALL = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-_VIEW = 256
+VIEW = 256  # a view is a multiple of this, or a power of two
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Shape:
         slots, rows: the capacity, a limit on the view and on the rows.
         """
         assert self.view <= slots
-        view = -(-self.view // _VIEW) * _VIEW if self.view <= 8 * _VIEW else _power(self.view)
+        view = -(-self.view // VIEW) * VIEW if self.view <= 8 * VIEW else _power(self.view)
         return Shape(
             rows=_up(self.rows) if rows is None else max(min(_up(self.rows), rows), self.rows),
             columns=_up(self.columns),

@@ -231,6 +231,21 @@ def test_auto_is_for_measured_processors(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {type(part) for part in projections(fast(model, "auto"))} == {PackedLinear, FusedLinear}
 
 
+def test_compile_alone_brings_what_auto_chooses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert {type(part) for part in projections(fast(model, "compile"))} == {PackedLinear, FusedLinear}
+    assert {type(part) for part in projections(fast(model, "fuse,compile"))} == {FusedLinear}
+    with caplog.at_level(logging.WARNING, "specdec"):
+        whole = tiny_model("llama", dtype=torch.float64)
+        assert fast(whole, "compile") is whole, "what was not asked for by name is left without a word"
+    assert not caplog.records
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
+    assert fast(model, "compile") is model
+
+
 def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "_BYTES_A_SECOND", 1e3)
     with caplog.at_level(logging.WARNING, "specdec"):

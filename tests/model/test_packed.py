@@ -35,6 +35,21 @@ def fresh() -> Iterator[None]:
 
 
 @needs_packing
+@pytest.mark.parametrize("shape", [(1, 1, 40), (3, 40), (2, 5, 40)])
+def test_the_operator_for_compiling_keeps_its_word(shape: tuple[int, ...]) -> None:
+    layer = packed(linear(), keep=False)
+    product, x = layer.product, inputs(*shape)
+    assert isinstance(product, module.PackedProduct)
+    operator, number = torch.ops.specdec.packed_linear.default, product._number
+    torch.library.opcheck(operator, (x, number, 24), test_utils=("test_schema", "test_faketensor"))
+    assert torch.equal(operator(x, number, 24), layer(x))
+    assert torch.equal(module._traced(x, number, 24), layer(x))
+    assert int(number) in module._PRODUCTS
+    del layer, product
+    assert int(number) not in module._PRODUCTS
+
+
+@needs_packing
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(40,), (0, 40), (1, 1, 40), (2, 5, 40), (300, 40)])
 def test_multiplies_as_the_layer_does(shape: tuple[int, ...], bias: bool) -> None:
