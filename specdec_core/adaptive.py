@@ -37,12 +37,16 @@ from specdec_core.rows import Batch
 _MARGIN = 1.02  # drafting must promise so much more than plain decoding: estimates are noisy
 _LOSS = 0.005  # share of the time that trying may lose
 _FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at once
-_LAST = 5  # power of a row's rounds left by which it may be the last to end
+_LAST = 8  # power of a row's rounds left by which it may be the last to end
+_SELDOM = 0.6  # rows whose drafts are accepted are seldom the last
 _DOUBT = 1.5  # standard deviations by which chances in large batches are taken to be lower
 _UNTRIED = 6  # drafted nodes of a row that the first round to be timed may check
-_HOPELESS = 0.9  # of plain decoding's pace: what promises less is not asked for again at once
+_HOPELESS = (
+    0.1  # short of plain decoding's pace, shared by the rows: what promises less is not asked for at once
+)
 _LONGEST_PAUSE = 3  # rounds
-_FAINT = 0.02  # nodes behind one that is less likely are not looked at
+_FAINT = 0.02  # nodes behind one that is less likely are not looked at, ...
+_FAINT_SHARE, _FAINT_NODES = 0.5, 8  # nor behind one worth less than this share of what so many cost, each
 _PACE = 0.1  # share of the latest round in a row's pace
 
 
@@ -70,23 +74,16 @@ class AdaptiveLength:
         costs: what rounds cost.
         now: a clock in seconds that stands still while the loop's consumer works.
         asks: whether the drafter will ask how far to go on (`Budget.goes_on`).
-        ragged: whether a block costs what its tokens do; else what the rectangle around them does.
     """
 
     def __init__(
-        self,
-        capabilities: Capabilities,
-        costs: RoundCosts,
-        now: Callable[[], float],
-        *,
-        asks: bool = False,
-        ragged: bool = False,
+        self, capabilities: Capabilities, costs: RoundCosts, now: Callable[[], float], *, asks: bool = False
     ) -> None:
         self.depth, self.nodes = capabilities.max_depth, capabilities.nodes
         self._sizes = _level_ends(self.depth, self.nodes if capabilities.makes_trees else self.depth)
         self._acceptance, self._costs, self._now = Acceptance(), costs, now
         self._rows: dict[int, _RowState] = {}
-        self._on_host, self._asks, self._ragged = capabilities.on_host, asks, ragged
+        self._on_host, self._asks, self._ragged = capabilities.on_host, asks, costs.ragged
         self._pace = 0.0  # tokens a row commits in a second, of late
         self._states: list[_RowState] = []  # of this round
         self._depths: list[int] = []
@@ -147,7 +144,7 @@ class AdaptiveLength:
         mean = sum(rounds) / len(rounds)
         shared = 1.0 - self._costs.curve(1) / self._costs.curve(len(rounds))
         for left, state in zip(rounds, self._states, strict=True):
-            state.weight = shared + (1.0 - shared) * left / mean
+            state.weight = shared + (1.0 - shared) * (_SELDOM if len(rounds) > 1 else 1.0) * left / mean
 
     def _model_depth(self, rooms: Sequence[int]) -> int:
         """Choose the depth that a model drafts to; 0 where it does not pay."""
@@ -200,6 +197,8 @@ class AdaptiveLength:
             return draft
         rows = len(self._states)
         chances: list[list[float]] = [[] for _ in range(rows)]
+        cost = self._costs.round(rows, _FAINT_NODES) / self._costs.round(rows, 0) - 1.0
+        faint = max(_FAINT, _FAINT_SHARE * rows * cost / _FAINT_NODES)
         least = [0] * rows  # nodes of rows that a model drafted, which were decided upon before
         sources = draft.sources or ("",) * rows
         for i, (state, nodes) in enumerate(zip(self._states, draft.host, strict=True)):
@@ -208,7 +207,7 @@ class AdaptiveLength:
                 continue
             state.proposed, state.hosted, state.source = nodes, True, sources[i]
             state.clue = clues_of(state.source, nodes)
-            chances[i] = [state.weight * chance for chance in self._chances(state, nodes, state.clue)]
+            chances[i] = self._worth(state, nodes, state.clue, faint)
         steps = by_rows(chances) if self._ragged else by_columns(chances)
         options = [(sum(least) if self._ragged else 0, 0.0)]
         # What larger ones cost is a mere guess.
@@ -220,7 +219,7 @@ class AdaptiveLength:
                 break
             options.append((drafted + step.nodes, gain + step.gain))
         best, promise = self._best(options, [0.0] * len(options))
-        hopeless = len(options) > 1 and promise < _HOPELESS
+        hopeless = len(options) > 1 and promise < 1.0 - _HOPELESS / rows
         self._pauses = self._left = min(2 * self._pauses + 1, _LONGEST_PAUSE) if hopeless else 0
         if not best and not self._first and not self._costs.most:
             best = self._try_size(options)
@@ -237,21 +236,23 @@ class AdaptiveLength:
         may = self._may_try(*options[best], 0.0, self._costs.hoped, _FIRST_LOSS_ON_HOST)
         return best if may else 0
 
-    def _chances(self, state: _RowState, nodes: HostNodes, clue: Callable[[int], Clue]) -> list[float]:
-        """Expect of each node whether it is accepted, all before it included; 0 where that is hardly so.
+    def _worth(
+        self, state: _RowState, nodes: HostNodes, clue: Callable[[int], Clue], faint: float
+    ) -> list[float]:
+        """Expect of each node whether it is accepted, all before it included, times what its row counts.
 
-        Nodes at the end that are hardly so are left out.
+        Behind one that is worth less than `faint` nothing is looked at.
         """
         # The more rows, the likelier it is that some look better than they are, and those decide.
         doubt = _DOUBT * (1.0 - 1.0 / len(self._states))
-        chances: list[float] = []
+        worth: list[float] = []
         for node, parent in enumerate(nodes.parents):
-            above = 1.0 if parent == ROOT else 0.0 if parent == HOLE else chances[parent]
-            chance = self._acceptance.chance(state.shifts, clue(node), -doubt) if above > _FAINT else 0.0
-            chances.append(above * chance)
-        while chances and not chances[-1]:
-            chances.pop()
-        return chances
+            above = state.weight if parent == ROOT else 0.0 if parent == HOLE else worth[parent]
+            chance = self._acceptance.chance(state.shifts, clue(node), -doubt) if above > faint else 0.0
+            worth.append(above * chance)
+        while worth and not worth[-1]:
+            worth.pop()
+        return worth
 
     # --- the choice
 

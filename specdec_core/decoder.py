@@ -329,10 +329,12 @@ class SpecDecoder:
                 wide=target.dtype.itemsize >= 4,
                 packed=holds_packed(target.model),
             )
-            costs = self._costs[verifier.name] = RoundCosts(curve, self.target.runner.steps.warm_up)
+            runner = target.runner
+            costs = RoundCosts(curve, runner.steps.warm_up, ragged=runner.ragged)
+            self._costs[verifier.name] = costs
         # Where a look at a confidence would be a transfer, nobody asks for one.
         asks = can.asks and self.target.device.type == "cpu"
-        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks, ragged=self.target.runner.ragged)
+        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
 
     def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
         assert row.finished is not None

@@ -13,13 +13,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from operator import itemgetter
 
 _KEPT = 9  # latest timings of each shape
 _PAST = 2  # timings that an earlier call counts for
 _FADING = 0.95  # of what the factor remembers, with each timing
 _NOISE = 0.05  # of a timing, relative
-_OFF = 0.1  # how much a single timing is to be doubted, against the curve
+_OFF = 0.4  # how far off the fitted curve a size may be, as a share of its excess
+_OFF_AT_LEAST = 0.01  # and of a round
+_UNEVEN = 0.03  # of a round, what a block takes in which rows differ
 _DRAFT_STEP = 0.15  # of a drafting step, in rounds without a draft, before one was timed
 
 
@@ -65,19 +67,18 @@ class RoundCosts:
     Args:
         curve: what is believed before anything was timed.
         warm_up: timings of each new shape to leave out: captured shapes cost much more at first.
+        ragged: whether rows of a block may differ in width; else it is the rectangle around them.
     """
 
-    def __init__(self, curve: CostCurve, warm_up: int = 0) -> None:
-        self.curve, self.warm_up = curve, warm_up
+    def __init__(self, curve: CostCurve, warm_up: int = 0, *, ragged: bool = False) -> None:
+        self.curve, self.warm_up, self.ragged = curve, warm_up, ragged
         self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> drafted -> seconds
         self._past: dict[int, dict[int, float]] = {}  # rows -> drafted -> seconds, of earlier calls
         self._seen: dict[tuple[int, int], int] = {}
         self.most = 0  # drafted columns of the largest round that was ever timed; 0: none drafted
         self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
         self._fits: dict[int, _Fit] = {}
-        self._above = self._below = (
-            _NOISE**2
-        )  # least squares: measured over guessed excess, whatever the rows
+        self._above = self._below = 0.0  # least squares: measured over guessed excess, whatever the rows
 
     def begin(self) -> None:
         """Begin a call."""
@@ -98,8 +99,9 @@ class RoundCosts:
             return
         if drafted:
             guess, excess = self._excess(rows, drafted), max(seconds / self._fit(rows).plain - 1.0, 0.0)
-            self._above = _FADING * self._above + guess * min(excess, 3.0)
-            self._below = _FADING * self._below + guess**2
+            weight = _weight(guess)
+            self._above = _FADING * self._above + weight * guess * min(excess, 3.0)
+            self._below = _FADING * self._below + weight * guess**2
         self.most = max(self.most, drafted)
         of_rows = self._rounds.setdefault(rows, {})
         of_rows.setdefault(drafted, deque(maxlen=_KEPT)).append(seconds)
@@ -133,7 +135,7 @@ class RoundCosts:
     def _fitted(self, rows: int) -> _Fit:
         times, past = _rising(self._rounds.get(rows, {})), self._past.get(rows, {})
         known = self._nearest({**self._past, **self._rounds}, rows)
-        others = self._above / self._below
+        others = (self._above + _NOISE**2) / (self._below + _NOISE**2)
         if 0 in times:
             plain = times[0][0]
         elif times:
@@ -152,7 +154,8 @@ class RoundCosts:
         return _Fit(self, rows, plain, others, found)
 
     def _excess(self, rows: int, drafted: int) -> float:
-        return self.curve(rows + drafted) / self.curve(rows) - 1.0
+        uneven = _UNEVEN if self.ragged and rows > 1 and drafted else 0.0
+        return self.curve(rows + drafted) / self.curve(rows) - 1.0 + uneven
 
     @staticmethod
     def _nearest(of: Iterable[int], rows: int) -> int | None:
@@ -172,31 +175,33 @@ class _Fit:
         self._guess, self.plain = partial(costs._excess, rows), plain
         self._known: dict[int, float] = {0: plain}
         points = [(m, self._guess(m), excess, count) for m, (excess, count) in sorted(found.items())]
-        above = sum(n * guess * excess for _, guess, excess, n in points) + _NOISE**2 * others
-        self.factor = above / (sum(n * guess**2 for _, guess, _, n in points) + _NOISE**2)
-        # A measured size is off the curve by some share of it, which is weighed with the noise.
-        self._ratios: list[tuple[int, float]] = []
+        weighed = [(n * _weight(guess) * guess, guess, excess) for _, guess, excess, n in points]
+        above = sum(weight * excess for weight, _, excess in weighed) + _NOISE**2 * others
+        self.factor = above / (sum(weight * guess for weight, guess, _ in weighed) + _NOISE**2)
+        # What a measured size is off the curve by; how sure that is depends on how often it was timed.
+        self._off: list[tuple[int, float]] = [(0, 0.0)]
         for size, guess, excess, count in points:
-            trust = count * guess**2 / (count * guess**2 + _OFF)
-            self._ratios.append((size, self.factor + trust * (excess / guess - self.factor)))
+            believed = (_OFF * guess) ** 2 + _OFF_AT_LEAST**2
+            trust = believed / (believed + _NOISE**2 / count)
+            self._off.append((size, trust * (excess - self.factor * guess)))
 
     def seconds(self, drafted: int) -> float:
         """Expect the seconds of a round of this size; a larger one never costs less."""
         for m in range(len(self._known), drafted + 1):
-            excess = self._ratio(m) * self._guess(m)
+            excess = max(self.factor * self._guess(m) + self._off_by(m), 0.0)
             self._known[m] = max(self.plain * (1.0 + excess), self._known[m - 1])
         return self._known[drafted]
 
-    def _ratio(self, drafted: int) -> float:
+    def _off_by(self, drafted: int) -> float:
         """Give what the curve is off by: between measured sizes in between, beyond them as at the last."""
-        if not self._ratios:
-            return self.factor
-        if drafted <= self._ratios[0][0]:
-            return self._ratios[0][1]
-        for (low, below), (high, above) in pairwise(self._ratios):
-            if drafted <= high:
-                return below + (above - below) * (drafted - low) / (high - low)
-        return self._ratios[-1][1]
+        at = bisect_right(self._off, drafted, key=itemgetter(0))
+        (low, below), (high, above) = self._off[at - 1], self._off[min(at, len(self._off) - 1)]
+        return below + (above - below) * (drafted - low) / max(high - low, 1)
+
+
+def _weight(guess: float) -> float:
+    """Say how much an excess tells of the factor: one that the curve holds for none tells little."""
+    return guess**2 / (guess**2 + _OFF_AT_LEAST**2)
 
 
 def _typical(times: Sequence[float]) -> float:

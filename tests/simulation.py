@@ -181,8 +181,8 @@ def simulate(
     done, noise = Done(), random.Random(seed)
     waiting = [Row(i, prompt, text) for i, (prompt, text) in enumerate(texts)]
     if k == "auto":
-        costs = costs or RoundCosts(machine.believed)
-        policy: Any = AdaptiveLength(drafting.capabilities, costs, lambda: done.shown, ragged=machine.ragged)
+        costs = costs or RoundCosts(machine.believed, ragged=machine.ragged)
+        policy: Any = AdaptiveLength(drafting.capabilities, costs, lambda: done.shown)
     else:
         policy = FixedLength.of(drafting.capabilities, int(k))
     active: list[Row] = []

@@ -69,7 +69,7 @@ def test_lookup_never_loses(machine: str, category: str, batch: int) -> None:
     on, said = MACHINES[machine], texts(category, max(batch, 5))
     plain = simulate(said, Lookup(), on, 0, batch=batch).rate
     fixed = {k: simulate(said, Lookup(), on, k, batch=batch).rate / plain for k in (1, 2, 5, 10)}
-    costs = RoundCosts(on.believed)
+    costs = RoundCosts(on.believed, ragged=on.ragged)
     for share in (0.91, 0.95):  # of the best fixed length: nothing known, costs known
         auto = simulate(said, Lookup(), on, "auto", batch=batch, costs=costs).rate / plain
         assert auto > (0.99 if batch < 16 else 0.97 if on.noise else 0.985), fixed

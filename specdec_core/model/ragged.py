@@ -32,22 +32,16 @@ class Part:
     view: int  # slots that they see
     tokens: slice | Tensor  # of the N: a run of them, or int64 [R * C], where there is none some other
     entries: slice | Tensor  # of the block's whole rectangle, row by row: the same for what it has there
-    read: Tensor | None = None  # int64 [n]: entries of the part that hold a token; None: all
-    into: slice | Tensor | None = None  # which tokens these are; None: those of `tokens`
 
-    def attend(
-        self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, out: Tensor
-    ) -> None:
-        """Fill in what these rows attend to: [N, heads, D] -> [N, heads, D']; key and value by place."""
-        q = query[_on(self.tokens, query)].view(-1, self.columns, *query.shape[1:]).transpose(1, 2)
+    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Give what these rows attend to: [N, heads, D] -> [R * C, heads, D']; key and value by place."""
+        q = _selected(query, self.tokens).view(-1, self.columns, *query.shape[1:]).transpose(1, 2)
         done = attention(q, key[self.rows, :, : self.view], value[self.rows, :, : self.view], mask)
-        done = done.flatten(0, 1)
-        into = self.tokens if self.into is None else self.into
-        out[_on(into, out)] = done if self.read is None else done[_on(self.read, done)]
+        return done.flatten(0, 1)
 
     def cut(self, mask: Tensor) -> Tensor:
         """Give these rows' part of a mask, [entries, S] -> [R, 1, C, view]."""
-        return mask[_on(self.entries, mask), : self.view].view(-1, 1, self.columns, self.view)
+        return _selected(mask, self.entries)[:, : self.view].view(-1, 1, self.columns, self.view)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +50,7 @@ class Ragged:
 
     size: tuple[int, int]  # rows and columns of the rectangle that the block would be
     parts: tuple[Part, ...]
+    order: Tensor  # int64 [N]: where each token lies in what the parts attend to, one behind the other
     take: Tensor  # int64 [N]: the entry of the rectangle, row by row, that each token is
     give: Tensor  # int64 [rows * columns]: the token in each entry; where there is none, some other
     row: Tensor  # int64 [1, N]: the row of each token
@@ -91,9 +86,12 @@ class Ragged:
             index += [0] * (nodes - count)
             kept += read
             spans.append(_Span(row, first, behind, entry, end))
-        parts = _parts(rows, width, spans, device)
-        entries, row_index, tokens, wanted, where = _on_device((take, row_of, give, kept, index), device)
-        return cls((rows, width), parts, entries, tokens, row_index[None], wanted, where.view(len(at), -1))
+        parts, order = _parts(rows, width, spans, device)
+        lists = (order, take, give, row_of, kept, index)
+        whole = on_device([number for numbers in lists for number in numbers], device)
+        order_at, entries, tokens, row_at, wanted, where = torch.split(whole, list(map(len, lists)))
+        where = where.view(len(at), -1)
+        return cls((rows, width), parts, order_at, entries, tokens, row_at[None], wanted, where)
 
     def tokens(self, x: Tensor) -> Tensor:
         """Take the tokens' entries: [rows, columns] -> [1, N]."""
@@ -120,10 +118,11 @@ class Ragged:
             [1, N, heads, D'].
         """
         flat = query[0].transpose(0, 1)
-        out = flat.new_empty((*flat.shape[:2], value.shape[3]))
-        for part, own in zip(self.parts, self._masks_of(mask, group), strict=True):
-            part.attend(attention, flat, key, value, own, out)
-        return out[None]
+        done = [
+            part.attend(attention, flat, key, value, own)
+            for part, own in zip(self.parts, self._masks_of(mask, group), strict=True)
+        ]
+        return _selected(done[0] if len(done) == 1 else torch.cat(done), self.order)[None]
 
     def _masks_of(self, mask: Tensor, group: int) -> list[Tensor]:
         """Cut a mask for the parts; all layers of a kind come with the same one."""
@@ -156,43 +155,46 @@ class _Span:
         return self.behind - self.first
 
 
-def _parts(rows: int, width: int, spans: Sequence[_Span], device: torch.device) -> tuple[Part, ...]:
-    """Choose which rows attend together: those up to some width, all others one by one."""
+def _parts(
+    rows: int, width: int, spans: Sequence[_Span], device: torch.device
+) -> tuple[tuple[Part, ...], list[int]]:
+    """Choose which rows attend together: those up to some width, all others one by one.
+
+    Returns:
+        The parts, and where each token lies in them.
+    """
 
     def cost(most: int) -> int:
         return rows * most + sum(span.width + _OWN for span in spans if span.width > most)
 
     most = min({0, *(span.width for span in spans)}, key=cost)
     together = [span for span in spans if 0 < span.width <= most]
-    parts = [_rectangle(rows, width, most, together, device)] if together else []
+    parts, first = list[Part](), 0
+    if together:
+        parts.append(_rectangle(rows, width, most, together, device))
+        first = rows * most
+    order: list[int] = []
     for span in spans:
+        start = span.row * most
         if span.width > most:
             tokens, entries = slice(span.first, span.behind), slice(span.entry, span.entry + span.width)
             parts.append(Part(slice(span.row, span.row + 1), span.width, span.end, tokens, entries))
-    return tuple(parts)
+            start, first = first, first + span.width
+        order += range(start, start + span.width)
+    return tuple(parts), order
 
 
 def _rectangle(rows: int, width: int, columns: int, spans: Sequence[_Span], device: torch.device) -> Part:
     """Let some rows of the block's attend together; those of the others attend to something, unread."""
     tokens, entries = [0] * (rows * columns), [row * width for row in range(rows) for _ in range(columns)]
-    read, into = list[int](), list[int]()
     for span in spans:
         start = span.row * columns
         tokens[start : start + span.width] = range(span.first, span.behind)
         entries[start : start + span.width] = range(span.entry, span.entry + span.width)
-        read += range(start, start + span.width)
-        into += range(span.first, span.behind)
-    view, whole = max(span.end for span in spans), len(read) == len(tokens)
-    of_tokens, of_entries, of_read, of_into = _on_device((tokens, entries, read, into), device)
-    return Part(slice(0, rows), columns, view, of_tokens, of_entries, None if whole else of_read, of_into)
+    both = on_device([tokens, entries], device)
+    return Part(slice(0, rows), columns, max(span.end for span in spans), both[0], both[1])
 
 
-def _on_device(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
-    """Make a tensor of each list, in one transfer."""
-    whole = on_device([x for numbers in lists for x in numbers], device)
-    return torch.split(whole, [len(numbers) for numbers in lists])
-
-
-def _on(index: slice | Tensor, x: Tensor) -> slice | Tensor:
-    """Bring an index to where it is used: a model may lie on several devices."""
-    return index if isinstance(index, slice) else index.to(x.device)
+def _selected(x: Tensor, index: slice | Tensor) -> Tensor:
+    """Select along the first dimension; a model may lie on several devices."""
+    return x[index] if isinstance(index, slice) else x.index_select(0, index.to(x.device))
