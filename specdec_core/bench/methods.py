@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specdec_core._spec_string import parse_drafters
 from specdec_core.errors import InvalidSpec, SpecdecError
@@ -77,6 +77,22 @@ class Method(Protocol):
 
     def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Run:
         """Generate for all prompts at once."""
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """A method that can be stopped between rounds, so that others have theirs in between."""
+
+    name: str
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether that costs nothing here."""
+
+    def steps(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Generator[float, None, Run]:
+        """Generate round by round; yield the seconds that were taken so far."""
 
 
 def parse_method(text: str, draft_tokens: DraftTokens = "auto", verifier: str = "auto") -> MethodSpec:

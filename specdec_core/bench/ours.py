@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import torch
@@ -62,6 +62,26 @@ class Ours:
         settle(self.decoder.target.device)
         seconds = time.perf_counter() - began
         return book.run(seconds, self.decoder.target.runner.calls - calls)
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a round's end is seen when it is there; on a GPU, waiting for each would be a cost."""
+        return self.decoder.target.device.type == "cpu"
+
+    def steps(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Generator[float, None, Run]:
+        """Generate round by round; yield the seconds that were taken so far."""
+        calls, book, seconds = self.decoder.target.runner.calls, _Book(), 0.0
+        rounds = self.decoder.rounds([list(prompt) for prompt in prompts], list(params))
+        while True:
+            began = time.perf_counter()
+            done = next(rounds, None)
+            seconds += time.perf_counter() - began
+            if done is None:
+                return book.run(seconds, self.decoder.target.runner.calls - calls)
+            book.add(done)
+            yield seconds
 
 
 class _Book:

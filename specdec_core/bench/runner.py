@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from specdec_core.bench.methods import Method, Run, checked
+from specdec_core.bench.methods import Method, Run, Stepping, checked
 from specdec_core.bench.prompts import BenchPrompt, Group, make_groups
 from specdec_core.bench.record import Key, Record
 from specdec_core.errors import SpecdecError
 from specdec_core.sampling_params import SamplingParams
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def measure(
     """Measure what is pending.
 
     Within a unit the methods follow each other, each time from another one on, so that none always comes
-    first.
+    first. Those that can be stopped between rounds take turns, the one that has used the least time next: a
+    machine that is slow for a second is slow for all of them.
 
     Args:
         warm_all: warm up on every group and not only on the longest and the shortest: where graphs are
@@ -87,7 +92,7 @@ def measure(
                 method.renew()
         start = number % len(fit)
         params = plan.params_of(group, temperature)
-        runs = {method.name: _run(method, group, params) for method in [*fit[start:], *fit[:start]]}
+        runs = _runs([*fit[start:], *fit[:start]], group, params)
         record.add(
             "unit",
             batch=batch,
@@ -117,11 +122,60 @@ def _longest(group: Group) -> int:
     return max(len(prompt.ids) for prompt in group.prompts)
 
 
-def _run(method: Method, group: Group, params: Sequence[SamplingParams]) -> Run:
-    names = [prompt.name for prompt in group.prompts]
+def _runs(methods: Sequence[Method], group: Group, params: Sequence[SamplingParams]) -> dict[str, Run]:
+    """Let each method generate for a group, in turns where they can."""
+    stepping = [method for method in methods if isinstance(method, Stepping) and method.steps_alone]
+    turns = _turns(stepping, group, params) if len(stepping) > 1 else {}
+    return {
+        method.name: checked(method, group.prompts, _names(group), turns[method.name])
+        if method.name in turns
+        else _run(method, group, params)
+        for method in methods
+    }
+
+
+def _turns(methods: Sequence[Stepping], group: Group, params: Sequence[SamplingParams]) -> dict[str, Run]:
+    """Let methods generate round by round, always the one that has used the least time."""
+    prompts, runs = [prompt.ids for prompt in group.prompts], dict[str, Run]()
+    steps = {method.name: method.steps(prompts, params) for method in methods}
+    used = dict.fromkeys(steps, 0.0)
     try:
-        run = method.run([prompt.ids for prompt in group.prompts], params)
-    except Exception as error:  # whatever a method raises: a bench that goes on without it would lie
+        while used:
+            name = min(used, key=used.__getitem__)
+            done = _attempt(name, group, partial(_step, steps[name]))
+            if isinstance(done, Run):
+                runs[name] = done
+                del used[name]
+            else:
+                used[name] = done
+    finally:
+        for generator in steps.values():
+            generator.close()
+    return runs
+
+
+def _step(steps: Generator[float, None, Run]) -> float | Run:
+    """Go on to the next round: the seconds used so far, or all that was done."""
+    try:
+        return next(steps)
+    except StopIteration as end:
+        done: Run = end.value
+        return done
+
+
+def _run(method: Method, group: Group, params: Sequence[SamplingParams]) -> Run:
+    run = _attempt(method.name, group, lambda: method.run([prompt.ids for prompt in group.prompts], params))
+    return checked(method, group.prompts, _names(group), run)
+
+
+def _names(group: Group) -> list[str]:
+    return [prompt.name for prompt in group.prompts]
+
+
+def _attempt(method: str, group: Group, run: Callable[[], _T]) -> _T:
+    """Say whose failure it was: whatever a method raises, a bench that goes on without it would lie."""
+    try:
+        return run()
+    except Exception as error:
         reason = str(error) or type(error).__name__
-        raise SpecdecError(f"{method.name} failed on {group.name}: {reason}") from error
-    return checked(method, group.prompts, names, run)
+        raise SpecdecError(f"{method} failed on {group.name}: {reason}") from error
