@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,7 +15,7 @@ import cli_support
 import pytest
 from cli_support import cli, error_of, make_model, objects, said
 
-from specdec_core import Registry, RowDrafter, hookimpl
+from specdec_core import Registry, RowDrafter, SpecdecError, hookimpl
 from specdec_core.bench import runner
 from specdec_core.bench.methods import Method, Run
 from specdec_core.bench.ours import Ours
@@ -167,6 +169,7 @@ def test_the_table_says_what_was_slower_and_ends_well(
         return found
 
     monkeypatch.setattr(Ours, "run", late)
+    monkeypatch.setattr(Ours, "steps_alone", False)
     text = said(*arguments())
     assert "foreteller@4: slower than none: 0.0" in text
     assert re.search(r"slower than none in letters \(0.\d\dx\), copying", text)
@@ -191,6 +194,7 @@ def test_ids_that_differ_are_told(arguments: Arguments, monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr(Ours, "run", garbled)
+    monkeypatch.setattr(Ours, "steps_alone", False)
     text = said(*arguments())
     assert "4 of 4 prompts gave other ids than none; `specdec compare none foreteller@4`" in text
 
@@ -244,6 +248,66 @@ def test_other_settings_are_refused_by_name(arguments: Arguments, tmp_path: Path
     objects(*arguments("--output", file, "--overwrite"))
 
 
+class Stepper:
+    """A method whose rounds take what a list says."""
+
+    steps_alone = True
+
+    def __init__(self, name: str, rounds: list[float], log: list[str]) -> None:
+        self.name, self.rounds, self.log, self.closed = name, rounds, log, False
+
+    def run(self, prompts: Any, params: Any) -> Run:
+        raise AssertionError("it was not asked for its rounds")
+
+    def steps(self, prompts: Any, params: Any) -> Generator[float, None, Run]:
+        used = 0.0
+        try:
+            for seconds in self.rounds:
+                self.log.append(self.name)
+                used += seconds
+                yield used
+        finally:
+            self.closed = True
+        return Run(used, [[1]], len(self.rounds))
+
+
+def test_rounds_take_turns_by_the_time_they_used() -> None:
+    log: list[str] = []
+    group: Any = SimpleNamespace(name="g", prompts=[SimpleNamespace(name="p", ids=[1])])
+    slow, fast = Stepper("slow", [3.0, 3.0], log), Stepper("fast", [1.0] * 4, log)
+    runs = runner._runs([slow, fast], group, [])
+    assert log == ["slow", "fast", "fast", "fast", "slow", "fast"]
+    assert {name: run.seconds for name, run in runs.items()} == {"slow": 6.0, "fast": 4.0}
+
+
+def test_a_failure_between_rounds_names_its_method_and_stops_the_others() -> None:
+    group: Any = SimpleNamespace(name="g", prompts=[SimpleNamespace(name="p", ids=[1])])
+    fine, broken = Stepper("fine", [1.0] * 9, []), Stepper("broken", ["never"], [])  # type: ignore[list-item]
+    with pytest.raises(SpecdecError, match="broken failed on g: unsupported operand"):
+        runner._runs([fine, broken], group, [])
+    assert fine.closed
+
+
+def test_by_default_rounds_take_turns_on_a_cpu(arguments: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    steps = Ours.steps
+
+    def noted(self: Ours, prompts: Any, params: Any) -> Generator[float, None, Run]:
+        rounds = steps(self, prompts, params)
+        while True:
+            order.append(self.name)
+            try:
+                yield next(rounds)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Ours, "steps", noted)
+    rows = rows_of(objects(*arguments(methods=["foreteller@1", "foreteller@2"])))
+    assert sum(a != b for a, b in pairwise(order)) > 3 * 3 * 4 * 2  # twelve units: many turns in each
+    assert all(row["same_ids"] == row["prompts"] for row in rows.values())
+    assert rows["none"]["forwards"] > rows["foreteller@2"]["forwards"]
+
+
 def test_the_methods_take_turns(arguments: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     run = Ours.run
@@ -253,6 +317,7 @@ def test_the_methods_take_turns(arguments: Arguments, monkeypatch: pytest.Monkey
         return run(self, prompts, params)
 
     monkeypatch.setattr(Ours, "run", noted)
+    monkeypatch.setattr(Ours, "steps_alone", False)
     objects(*arguments(methods=["foreteller@1", "foreteller@2"]))
     measured = order[1 + 2 * 3 :]  # behind an answer and the warm-up
     assert measured[:9] == [
