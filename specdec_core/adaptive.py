@@ -62,7 +62,7 @@ class _RowState:
     reached: float = 1.0  # the chance that all of these are accepted
     clue: Callable[[int], Clue] | None = None  # of each node that was proposed
     pace: float = 1.0  # tokens that its latest rounds committed, on the average
-    weight: float = 1.0  # what a token of this row is worth in this round; 1 on the average of the rows
+    weight: float = 1.0  # what a token of this row is worth in this round; of a single row 1
     drafted: int = 0  # nodes checked before this round
 
 
@@ -149,13 +149,14 @@ class AdaptiveLength:
     def _model_depth(self, rooms: Sequence[int]) -> int:
         """Choose the depth that a model drafts to; 0 where it does not pay."""
         rows, most = len(rooms), max(rooms)
-        options = [(rows * self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
+        wide = sum(not state.hosted for state in self._states) if self._ragged else rows
+        options = [(wide * self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
         drafting = [self._costs.draft(rows, depth) for depth in range(most + 1)]
         best, _ = self._best(options, drafting)
         if best or not most:
             return most if best and self._asks else best  # who asks ends it where it pays no more
         hoped = self._model_gain(rooms, 1, optimism=1.0)
-        least = rows * self._sizes[1]
+        least = wide * self._sizes[1]
         return int(self._may_try(least, hoped, drafting[1], self._costs.round, _FIRST_LOSS_OF_MODEL))
 
     def _model_gain(self, rooms: Sequence[int], depth: int, optimism: float = 0.0) -> float:
@@ -184,9 +185,9 @@ class AdaptiveLength:
         everyone, depth = len(self._states), len(self._rows[rows[0]].sure)
         plain = self._costs.round(everyone, 0)
         pace = everyone * max(self._pace, 1.0 / plain)
+        wider = len(rows) if self._ragged else everyone
         step = self._costs.draft(everyone, 1)
-        step += self._costs.round(everyone, everyone * (depth + 1))
-        step -= self._costs.round(everyone, everyone * depth)
+        step += self._costs.round(everyone, wider * (depth + 1)) - self._costs.round(everyone, wider * depth)
         return hoped > pace * step
 
     # --- behind the draft, before anything is checked
@@ -211,7 +212,7 @@ class AdaptiveLength:
         steps = by_rows(chances) if self._ragged else by_columns(chances)
         options = [(sum(least) if self._ragged else 0, 0.0)]
         # What larger ones cost is a mere guess.
-        trusted = 2 * self._costs.most + _UNTRIED * (1 if self._ragged else rows)
+        trusted = 2 * self._costs.timed(rows) + _UNTRIED * (1 if self._ragged else rows)
         trusted = max(trusted, sum(least) + _UNTRIED if self._ragged else rows * max(least))
         for step in steps:
             drafted, gain = options[-1]
@@ -221,7 +222,7 @@ class AdaptiveLength:
         best, promise = self._best(options, [0.0] * len(options))
         hopeless = len(options) > 1 and promise < 1.0 - _HOPELESS / rows
         self._pauses = self._left = min(2 * self._pauses + 1, _LONGEST_PAUSE) if hopeless else 0
-        if not best and not self._first and not self._costs.most:
+        if not best and not self._first and not self._costs.timed(rows):
             best = self._try_size(options)
         counts = kept(steps[:best], least)
         return draft.cut(counts if self._ragged else max(counts))
@@ -263,10 +264,11 @@ class AdaptiveLength:
             Its index, 0 where no draft pays, and the pace of the best draft relative to none.
         """
         rows = len(self._states)
-        plain = (rows + options[0][1]) / (self._costs.round(rows, options[0][0]) + drafting[0])
+        cost = self._costs.beside_prompts if self._first else self._costs.round
+        plain = (rows + options[0][1]) / (cost(rows, options[0][0]) + drafting[0])
         best, most = 0, 0.0
         for i, ((drafted, gain), seconds) in enumerate(zip(options, drafting, strict=True)):
-            rate = (rows + gain) / (self._costs.round(rows, drafted) + seconds)
+            rate = (rows + gain) / (cost(rows, drafted) + seconds)
             if i and rate > most:
                 best, most = i, rate
         return best if most > _MARGIN * plain else 0, most / plain

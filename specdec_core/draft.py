@@ -63,8 +63,7 @@ class Draft:
     width: int  # upper bound on the children of a node
     probs: Tensor | None = None  # float32 [B, n, V]: the q each node was drawn from; None: no row needs it
     scores: Tensor | None = None  # float32 [B, n]: the drafter's own guess that a node is accepted
-    counts: tuple[int, ...] | None = None  # [B] most nodes of each row, where the host knows; 0: surely none.
-    # What stands behind them is no node
+    counts: tuple[int, ...] | None = None  # [B] nodes of each row have smaller indices, where the host knows
     sources: tuple[str, ...] | None = None  # [B] which member of a combination drafted; "": none
     host: tuple[HostNodes | None, ...] | None = None  # [B] ONE_HOT nodes that were made on the host
     chain: bool = False  # surely: node 0 is a child of the last pending token, each other one of the node

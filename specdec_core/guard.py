@@ -150,6 +150,11 @@ def _check_host_values(draft: Draft, rows: int, name: str) -> None:
     for part, values in (("counts", draft.counts), ("sources", draft.sources), ("host", draft.host)):
         if values is not None and len(values) != rows:
             raise _violation(name, f"`{part}` must have {rows} entries, not {len(values)}")
+    counts = draft.counts or ()
+    if not all(type(count) is int and 0 <= count <= draft.nodes for count in counts):
+        raise _violation(
+            name, f"`counts` are whole numbers from 0 to its {draft.nodes} nodes, not {list(counts)}"
+        )
     for nodes in draft.host or ():
         if nodes is not None and len(nodes.scores) not in (0, len(nodes.tokens)):
             raise _violation(name, f"{len(nodes.tokens)} nodes of a row have {len(nodes.scores)} scores")

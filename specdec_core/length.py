@@ -24,7 +24,7 @@ class LengthPolicy(Protocol):
         """Say how much these rows may draft."""
 
     def cut(self, draft: Draft) -> Draft:
-        """Leave out columns of what was proposed, for what the host knew before any of it was drawn."""
+        """Leave out nodes of what was proposed, for what the host knew before any of it was drawn."""
 
     def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
         """Learn from a round: what was drafted and committed, and the seconds of its parts."""

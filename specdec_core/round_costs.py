@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 
 _KEPT = 9  # latest timings of each shape
@@ -75,7 +76,9 @@ class RoundCosts:
         self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> drafted -> seconds
         self._past: dict[int, dict[int, float]] = {}  # rows -> drafted -> seconds, of earlier calls
         self._seen: dict[tuple[int, int], int] = {}
-        self.most = 0  # drafted columns of the largest round that was ever timed; 0: none drafted
+        self._most = (
+            0  # drafted columns of the largest round that was ever timed, by `_unit`; 0: none drafted
+        )
         self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
         self._fits: dict[int, _Fit] = {}
         self._above = self._below = 0.0  # least squares: measured over guessed excess, whatever the rows
@@ -102,7 +105,7 @@ class RoundCosts:
             weight = _weight(guess)
             self._above = _FADING * self._above + weight * guess * min(excess, 3.0)
             self._below = _FADING * self._below + weight * guess**2
-        self.most = max(self.most, drafted)
+        self._most = max(self._most, drafted // self._unit(rows))
         of_rows = self._rounds.setdefault(rows, {})
         of_rows.setdefault(drafted, deque(maxlen=_KEPT)).append(seconds)
         self._fits.clear()
@@ -114,6 +117,20 @@ class RoundCosts:
     def round(self, rows: int, drafted: int) -> float:
         """Expect the seconds of a round without its drafting."""
         return self._fit(rows).seconds(drafted)
+
+    def timed(self, rows: int) -> int:
+        """Give the columns of the largest draft that was ever timed, in a block of so many rows."""
+        return self._most * self._unit(rows)
+
+    def _unit(self, rows: int) -> int:
+        return 1 if self.ragged else rows
+
+    def beside_prompts(self, rows: int, drafted: int) -> float:
+        """Expect what a draft adds to a round in which prompts are read, in place of what it adds to others.
+
+        Such a block is large already: every token of it costs what one behind the curve's last point does.
+        """
+        return self.round(rows, 0) * (1.0 + drafted * self.curve.slope / self.curve(rows))
 
     def hoped(self, rows: int, drafted: int) -> float:
         """Expect the seconds of such a round if a block cost but a fifth of what is believed."""
@@ -185,12 +202,20 @@ class _Fit:
             trust = believed / (believed + _NOISE**2 / count)
             self._off.append((size, trust * (excess - self.factor * guess)))
 
+        # Straight lines in between: only there may a larger block seem to cost less.
+        bends = {m for point, _ in costs.curve.points if (m := point - rows) > 0}
+        self._bends = sorted(bends | {size for size, _ in self._off if size})
+        self._highest = list(accumulate(map(self._excess, self._bends), max, initial=0.0))
+
     def seconds(self, drafted: int) -> float:
         """Expect the seconds of a round of this size; a larger one never costs less."""
-        for m in range(len(self._known), drafted + 1):
-            excess = max(self.factor * self._guess(m) + self._off_by(m), 0.0)
-            self._known[m] = max(self.plain * (1.0 + excess), self._known[m - 1])
+        if drafted not in self._known:
+            least = self._highest[bisect_right(self._bends, drafted)]
+            self._known[drafted] = self.plain * (1.0 + max(self._excess(drafted), least))
         return self._known[drafted]
+
+    def _excess(self, drafted: int) -> float:
+        return self.factor * self._guess(drafted) + self._off_by(drafted)
 
     def _off_by(self, drafted: int) -> float:
         """Give what the curve is off by: between measured sizes in between, beyond them as at the last."""

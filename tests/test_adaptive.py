@@ -289,7 +289,7 @@ def test_of_an_earlier_call_only_proportions_count() -> None:
         costs.add(1, 0, 0.05)
         costs.add(1, 4, 0.055)
     costs.begin()
-    assert costs.most
+    assert costs.timed(1)
     costs.add(1, 0, 0.1)  # a longer context
     assert costs.round(1, 4) == pytest.approx(0.11, rel=0.05)
 

@@ -327,6 +327,41 @@ def test_what_breaks_a_rule_is_cut_before_it_is_fed(cut: str) -> None:
     assert bool(broken) == bool(rule)
 
 
+@pytest.mark.parametrize("counts", [(0, -1), (-1, 4), (5, 4), (100, 100), (2.0, 4), (4,), (True, 4)])
+@pytest.mark.parametrize("strict", [False, True])
+def test_counts_that_cannot_be_are_the_drafters_fault(
+    counts: tuple[Any, ...], strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invariant 6: nothing is fed by them, and the run goes on."""
+
+    class Liar(ScriptedDrafter):
+        def propose(self, context: Context, budget: Budget) -> Draft:
+            draft = super().propose(context, budget)
+            return replace(draft, counts=counts) if draft.nodes == 4 and draft.rows == 2 else draft
+
+    prompts = [ids(12), ids(9, 1)]
+    decoder = SpecDecoder(
+        tiny_llama(), drafter=Liar(lambda ask: [9] * ask.depth, depth=4), draft_tokens=4, strict=strict
+    )
+    if strict:
+        with pytest.raises(DraftContractViolation, match="`counts`"):
+            decoder.generate(prompts, greedy(8))
+    else:
+        said = [result.token_ids for result in decoder.generate(prompts, greedy(8))]
+        assert said == [base(tiny_llama(), prompt, 8) for prompt in prompts]
+        assert "`counts`" in caplog.text
+
+
+def test_what_stands_behind_counts_is_no_node() -> None:
+    parents, laws = torch.tensor([[-1, 0, -1, 2], [-1, -1, 1, 1]]), torch.zeros(2, dtype=torch.uint8)
+    draft = Draft(torch.arange(4).repeat(2, 1), parents, laws, 4, 2, counts=(4, 2))
+    can = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=4, max_nodes=9, makes_trees=True)
+    checked = check_values(draft, Budget([4, 4], 9), can, VOCAB)
+    assert checked.draft.parents.tolist() == [[-1, 0, -1, 2], [-1, -1, HOLE, HOLE]]
+    assert checked.counts is not None
+    assert checked.counts.tolist() == [4, 2]
+
+
 @pytest.mark.parametrize("breach", ["an undeclared law", "a sampled law without q", "NaN in q"])
 def test_a_row_that_cannot_be_verified_loses_its_draft(breach: str) -> None:
     """B102: that row alone."""

@@ -29,6 +29,8 @@ NAME = "specdec_grouped"
 _FIELD = "_attn_implementation_internal"  # of a config, where it keeps the name
 _UNTREATED = ("softcap", "s_aux", "position_bias", "output_attentions")  # arguments that change the result
 _thread = threading.local()  # `ragged`: of the forward that this thread runs
+_lock = threading.Lock()
+_users: dict[int, tuple[int, str]] = {}  # config -> forwards that run, and what it named before
 
 
 def configs_of(model: PreTrainedModel) -> tuple[Any, ...]:
@@ -62,17 +64,24 @@ def register() -> None:
 @contextmanager
 def named(configs: Sequence[Any], ragged: Ragged | None = None) -> Iterator[None]:
     """Let configs name this attention for a while; ragged: the block this thread feeds without padding."""
+    with _lock:
+        for config in configs:
+            users, found = _users.get(id(config), (0, config._attn_implementation))
+            if not users:
+                _name(config, NAME)
+            _users[id(config)] = users + 1, found
     _thread.ragged = ragged
-    found = [config._attn_implementation for config in configs]
-    for config in configs:
-        _name(config, NAME)
     try:
         yield
     finally:
         _thread.ragged = None
-        for config, name in zip(configs, found, strict=True):
-            # another thread may be in the midst of the same
-            _name(config, "sdpa" if name == NAME else name)
+        with _lock:  # the last of the threads that are in the midst of the same names it back
+            for config in configs:
+                users, found = _users.pop(id(config))
+                if users > 1:
+                    _users[id(config)] = users - 1, found
+                else:
+                    _name(config, found)
 
 
 def _name(config: Any, attention: str) -> None:

@@ -155,7 +155,8 @@ def _block(runner: Runner, rows: list[_Row], nodes: list[int]) -> Tensor:
     runner.admit(Rows(places, places, prompts, tuple(row.params for row in rows)), len(nodes))
     rng = KeyedRng([0, 0], [0, 0], Purpose.DRAFT, "", runner.device)
     buffer = TokenBuffer(runner.device)
-    starts = [_Row(row.place, row.tokens[:-1]) for row in rows]
+    # One token is pending, and three: enough padding for a runner to leave it out.
+    starts = [_Row(row.place, row.tokens[: -1 - 2 * i]) for i, row in enumerate(rows)]
     runner.forward(RoundContext(starts, buffer, rng))
     n = len(nodes)
     parents = torch.tensor([_TREE, _CHAIN], device=runner.device)

@@ -27,6 +27,7 @@ from specdec_core.transfer import on_device
 
 DEFAULT_CHUNK = 512
 _MOST_FIXED_COLUMNS = 8  # pending tokens of a block that runs at fixed shapes
+_LEAST_PADDING = 3  # columns that cost as much as telling rows apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +267,7 @@ class Runner:
         if fixed:
             self.cache.reserve(shape.rows, 0)
         at = [place - first for place in block.places]
-        ragged = self._ragged(block, at, shape) if self.ragged else None
+        ragged = self._without_padding(block, at, shape) if self.ragged else None
         # where a row stands must not be part of a captured graph
         span = None if fixed or ragged is not None else block.span()
         outputs = self._run(self._inputs(block, at, shape, span), first, shape, span, fixed, ragged)
@@ -288,10 +289,10 @@ class Runner:
         logits = logits if logits.shape[1] == kept else logits[:, :kept]
         return Forward(BlockLogits(logits), hidden, shape.columns, pending)
 
-    def _ragged(self, block: _Block, at: list[int], shape: Shape) -> Ragged | None:
-        """Leave out the padding of a block that has some."""
+    def _without_padding(self, block: _Block, at: list[int], shape: Shape) -> Ragged | None:
+        """Leave out the padding of a block that has more than a little."""
         widths = block.widths
-        if sum(widths) == shape.rows * (shape.columns + shape.nodes):
+        if shape.rows * (shape.columns + shape.nodes) - sum(widths) < _LEAST_PADDING:
             return None
         pending = list(map(len, block.pending))
         counts = [width - length for width, length in zip(widths, pending, strict=True)]
@@ -390,9 +391,11 @@ class Runner:
                 **arguments,
             )
         logits, hidden = output.logits, [states[layer] for layer in self.hidden_layers]
+        # Not every model keeps those logits only that it is asked for.
         if ragged is not None:
-            logits = logits[0] if self.plan.takes_logits_to_keep else logits[0, ragged.kept]
-            hidden = [ragged.rectangle(x) for x in hidden]
+            logits, hidden = logits[0], [ragged.rectangle(x.to(self.device)) for x in hidden]
+            if logits.shape[0] != ragged.kept.shape[0]:
+                logits = logits.index_select(0, ragged.kept.to(logits.device))
         elif logits.shape[1] != keep:
             logits = logits[:, -keep:]
         return tuple(tensor.to(self.device) for tensor in (logits, *hidden))

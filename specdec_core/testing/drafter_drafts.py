@@ -46,8 +46,10 @@ def shape(kit: DrafterKit) -> None:
             if not isinstance(proposal.draft, Draft) or proposal.draft.counts is None:
                 continue
             for row, count in enumerate(proposal.draft.counts):
-                found = len(proposal.nodes(row))
-                must(found <= count, f"`counts` says at most {count} nodes of a row that has {found}")
+                last = max((at for at, depth in enumerate(proposal.depths(row)) if depth), default=-1)
+                must(
+                    last < count, f"`counts` says {count} of a row that has node {last}: its nodes end before"
+                )
 
 
 @CONTRACTS.add(

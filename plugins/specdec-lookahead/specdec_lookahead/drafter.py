@@ -98,7 +98,7 @@ class Lookahead:
             laws=torch.full((rows,), DraftLaw.ONE_HOT, dtype=torch.uint8, device=context.device),
             depth=self._layout.depth,
             width=self._layout.width,
-            counts=tuple(min(self._layout.nodes, budget.nodes) if depth else 0 for depth in budget.depth),
+            counts=tuple(self._layout.nodes if depth else 0 for depth in budget.depth),
         )
 
     def observe(self, outcome: Outcome) -> None:
