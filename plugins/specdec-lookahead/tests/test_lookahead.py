@@ -153,6 +153,8 @@ def test_a_node_budget_cuts_the_window_before_the_guesses() -> None:
     assert first.tolist()[:3] == [ROOT, 0, 1]  # an n-gram of the prompt
     for draft, *_ in drafter.seen[:-5]:
         assert int((draft.parents != HOLE).sum()) == 6
+        # holes come first where nothing is guessed: what stands behind `counts` would be lost
+        assert int((draft.parents[0] != HOLE).nonzero().max()) < draft.counts[0]
 
 
 def test_it_is_one_of_a_combination() -> None:
