@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_core.draft import HOLE
 from specdec_core.interfaces import Context, Outcome, Rows
 from specdec_core.logits import BlockLogits
 from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
+from specdec_core.model.block import Block
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
@@ -27,7 +27,6 @@ from specdec_core.transfer import on_device
 
 DEFAULT_CHUNK = 512
 _MOST_FIXED_COLUMNS = 8  # pending tokens of a block that runs at fixed shapes
-_LEAST_PADDING = 3  # columns that cost as much as telling rows apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,41 +37,6 @@ class Forward:
     hidden: dict[int, Tensor]  # layer -> [B, columns + m, H], the pending tokens right-aligned
     columns: int
     pending: tuple[int, ...]  # tokens fed of each row, before the nodes
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """What one forward feeds, one entry a member row."""
-
-    places: tuple[int, ...]
-    pending: list[list[int]]
-    ends: list[int]  # slots held once the pending tokens are fed
-    tokens: Tensor | None = None  # int64 [B, m]
-    parents: Tensor | None = None  # int64 [B, fed + m]; None: chains
-    fed: int = 0
-    counts: Sequence[int] | None = None  # most nodes of each row that are fed here, if known
-
-    @property
-    def nodes(self) -> int:
-        return 0 if self.tokens is None else self.tokens.shape[1]
-
-    @property
-    def chained(self) -> int:
-        """Nodes fed before that a chain goes on behind."""
-        return self.fed if self.parents is None else 0
-
-    @property
-    def widths(self) -> list[int]:
-        """Columns of each row that hold a token, as far as is known."""
-        counts = [self.nodes] * len(self.places) if self.counts is None else self.counts
-        return [len(tokens) + count for tokens, count in zip(self.pending, counts, strict=True)]
-
-    def span(self) -> tuple[int, int] | None:
-        """The range of slots that a single row without a tree fills, so that a copy can write it."""
-        if len(self.places) > 1 or self.parents is not None:
-            return None
-        end = self.ends[0] + self.fed
-        return end - len(self.pending[0]), end + self.nodes
 
 
 class Runner:
@@ -172,7 +136,7 @@ class Runner:
             while (pending := context.host_lengths[i] - self._held[place]) > self.chunk:
                 tokens = self._pending(context, i, min(self.chunk, pending - 1))
                 end = self._held[place] + len(tokens)
-                yield i, self._feed(_Block((place,), [tokens], [end])), len(tokens)
+                yield i, self._feed(Block((place,), [tokens], [end])), len(tokens)
 
     def extend(
         self, context: Context, tokens: Tensor | None = None, parents: Tensor | None = None, fed: int = 0
@@ -200,7 +164,7 @@ class Runner:
         """
         pending = [self._pending(context, i) for i in range(len(context.places))]
         ends = [*context.host_lengths]
-        return self._feed(_Block(context.places, pending, ends, tokens, parents, fed, counts))
+        return self._feed(Block(context.places, pending, ends, tokens, parents, fed, counts))
 
     def adopt(self, context: Context) -> None:
         """Let rows that hold nothing yet take over the slots of another, or an earlier, row that began alike.
@@ -260,17 +224,17 @@ class Runner:
             borrower._nodes.update((place, 0) for place in places)
 
     @torch.no_grad()
-    def _feed(self, block: _Block) -> Forward:
+    def _feed(self, block: Block) -> Forward:
         """Run one block over the contiguous range of places that holds its rows."""
         fixed = self._is_fixed(block)
         first, shape = 0 if fixed else min(block.places), self._shape(block, fixed)
         if fixed:
             self.cache.reserve(shape.rows, 0)
         at = [place - first for place in block.places]
-        ragged = self._without_padding(block, at, shape) if self.ragged else None
+        ragged = block.without_padding(at, shape, self.device) if self.ragged else None
         # where a row stands must not be part of a captured graph
         span = None if fixed or ragged is not None else block.span()
-        outputs = self._run(self._inputs(block, at, shape, span), first, shape, span, fixed, ragged)
+        outputs = self._run(block.inputs(at, shape, span, self.device), first, shape, span, fixed, ragged)
         for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
             if self._lender is None and tokens:
                 self._prefixes.note(place, end - len(tokens), tokens)
@@ -289,48 +253,19 @@ class Runner:
         logits = logits if logits.shape[1] == kept else logits[:, :kept]
         return Forward(BlockLogits(logits), hidden, shape.columns, pending)
 
-    def _without_padding(self, block: _Block, at: list[int], shape: Shape) -> Ragged | None:
-        """Leave out the padding of a block that has more than a little."""
-        widths = block.widths
-        if shape.rows * (shape.columns + shape.nodes) - sum(widths) < _LEAST_PADDING:
-            return None
-        pending = list(map(len, block.pending))
-        counts = [width - length for width, length in zip(widths, pending, strict=True)]
-        ends = [end + block.fed + count for end, count in zip(block.ends, counts, strict=True)]
-        return Ragged.of(at, pending, counts, ends, (shape.rows, shape.columns, shape.nodes), self.device)
-
-    def _is_fixed(self, block: _Block) -> bool:
+    def _is_fixed(self, block: Block) -> bool:
         """Whether a block runs at fixed shapes: prompts do not, their shapes are many and used once."""
         if self.steps.capture is Capture.OFF:
             return False
         return max(map(len, block.pending)) <= _MOST_FIXED_COLUMNS
 
-    def _shape(self, block: _Block, fixed: bool) -> Shape:
+    def _shape(self, block: Block, fixed: bool) -> Shape:
         columns = max(map(len, block.pending))
         view = max(block.ends) + block.fed + block.nodes
         tree = block.parents is not None
         rows = max(block.places) + 1 - (0 if fixed else min(block.places))
         shape = Shape(rows, columns, block.nodes, block.fed - block.chained, view, tree)
         return shape.bucketed(self.cache.slots, self.max_rows) if fixed else shape
-
-    def _inputs(self, block: _Block, at: list[int], shape: Shape, span: tuple[int, int] | None) -> Inputs:
-        """Make the block's tensors, [rows of the range, ...]; rows that are not members are padding.
-
-        host: int64 [B, 2 + P]: slots held, tokens behind them (of chains the nodes too), pending tokens.
-        """
-        inputs: Inputs = {}
-        if span is None or shape.columns:
-            behind = 0 if shape.tree else shape.nodes
-            host = [[0] * (2 + shape.columns)] * shape.rows
-            for row, tokens, end in zip(at, block.pending, block.ends, strict=True):
-                start, padding = end - len(tokens) + block.chained, shape.columns - len(tokens)
-                host[row] = [start, len(tokens) + behind, *[0] * padding, *tokens]
-            inputs["host"] = on_device(host, self.device)
-        if block.tokens is not None:
-            inputs["tokens"] = _padded(block.tokens, shape.nodes, at, shape.rows, 0)
-        if block.parents is not None:
-            inputs["parents"] = _padded(block.parents, shape.fed + shape.nodes, at, shape.rows, HOLE)
-        return inputs
 
     def _run(
         self,
@@ -421,12 +356,3 @@ def _leading(path: list[int], fed: int) -> list[int]:
 def _rows(x: Tensor, at: list[int]) -> Tensor:
     """Select rows by their index; a view where they are the first ones."""
     return x[: len(at)] if at == list(range(len(at))) else x.index_select(0, on_device(at, x.device))
-
-
-def _padded(x: Tensor, width: int, at: list[int], rows: int, fill: int) -> Tensor:
-    """Pad [B, w] to [rows, width], each row at its place."""
-    if width > x.shape[1]:
-        x = torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill)
-    if at == list(range(rows)):
-        return x
-    return x.new_full((rows, width), fill).index_copy_(0, on_device(at, x.device), x)

@@ -3,8 +3,8 @@
 A block has P columns of pending tokens, right-aligned, and then m columns of nodes. With L the slots a row
 holds and p its pending tokens, pending token i lies in slot L + i and node j in slot L + p + j. Columns
 without a token write to the trash slot and see slot 0 only, so that no mask row is ever empty.
-The nodes of chains are laid out as if they were pending too: a hole behind a chain's end is then fed like a
-node, which harms nothing, as it lies behind all that anybody reads or keeps.
+The nodes of chains are laid out as if they were pending too: a hole behind a chain's end may then be fed like
+a node, which harms nothing, as it lies behind all that anybody reads or keeps.
 Everything here is made on the device, with shapes known on the host.
 """
 
