@@ -330,7 +330,7 @@ class SpecDecoder:
                 packed=holds_packed(target.model),
             )
             runner = target.runner
-            costs = RoundCosts(curve, runner.steps.warm_up, ragged=runner.ragged)
+            costs = RoundCosts(curve, runner.warm_up, ragged=runner.ragged)
             self._costs[verifier.name] = costs
         # Where a look at a confidence would be a transfer, nobody asks for one.
         asks = can.asks and self.target.device.type == "cpu"

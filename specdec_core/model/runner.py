@@ -99,6 +99,11 @@ class Runner:
         """Whether blocks are fed without their padding."""
         return self.plan.ragged and self.steps.capture is Capture.OFF
 
+    @property
+    def warm_up(self) -> int:
+        """How many uses of a new shape may cost much more than later ones: it is captured, or compiled, in them."""
+        return max(self.steps.warm_up, 0 if self.compiled is None else 1)
+
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
         if not self._held and self._prefixes.check_weights():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,27 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def tree_drafter(said: list[int]) -> ScriptedDrafter:
     tree = planted([-1, -1, 1, 1, 3], [1, 3, 4], known([*PROMPT, *said]))
     return ScriptedDrafter(tree, depth=3, nodes=5, trees=True)
+
+
+def test_the_seconds_of_compiling_are_no_cost_of_a_round(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing would be drafted any more, once a draft was compiled for."""
+
+    def slow(graph: Any, inputs: Any) -> Any:
+        time.sleep(0.5)
+        return graph.forward
+
+    monkeypatch.setattr(target_module, "Compiled", lambda model: Compiled(model, backend=slow))  # type: ignore[arg-type]
+    model = tiny_model("llama")
+    decoder = SpecDecoder(
+        model, drafter="prompt_lookup", draft_tokens="auto", optimize="compile", strict=True
+    )
+    for _ in range(2):
+        assert decoder.generate(PROMPT, greedy(40)).token_ids == base(model, PROMPT, 40)
+    (costs,) = decoder._costs.values()
+    assert costs.round(1, 0) < 0.25
+    assert costs.round(1, 4) < 0.25
 
 
 @pytest.mark.filterwarnings("default")
