@@ -101,7 +101,7 @@ class Runner:
 
     @property
     def warm_up(self) -> int:
-        """How many uses of a new shape may cost much more than later ones: for it is captured, or compiled."""
+        """How many uses of a new shape may cost much more than later ones: it is captured, or compiled."""
         return max(self.steps.warm_up, 0 if self.compiled is None else 1)
 
     def admit(self, rows: Rows, nodes: int) -> None:
