@@ -40,10 +40,8 @@ _FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at o
 _LAST = 8  # power of a row's rounds left by which it may be the last to end
 _SELDOM = 0.6  # rows whose drafts are accepted are seldom the last
 _DOUBT = 1.5  # standard deviations by which chances in large batches are taken to be lower
-_UNTRIED = 6  # drafted nodes of a row that the first round to be timed may check
-_HOPELESS = (
-    0.1  # short of plain decoding's pace, shared by the rows: what promises less is not asked for at once
-)
+_UNTRIED = 6  # drafted nodes, of each row in a rectangle, that the first round to be timed may check
+_HOPELESS = 0.1  # short of plain pace, shared by the rows: what promises less is not asked for at once
 _LONGEST_PAUSE = 3  # rounds
 _FAINT = 0.02  # nodes behind one that is less likely are not looked at, ...
 _FAINT_SHARE, _FAINT_NODES = 0.5, 8  # nor behind one worth less than this share of what so many cost, each
@@ -197,7 +195,7 @@ class AdaptiveLength:
         if draft.host is None:
             return draft
         rows = len(self._states)
-        chances: list[list[float]] = [[] for _ in range(rows)]
+        worth: list[list[float]] = [[] for _ in range(rows)]
         cost = self._costs.round(rows, _FAINT_NODES) / self._costs.round(rows, 0) - 1.0
         faint = max(_FAINT, _FAINT_SHARE * rows * cost / _FAINT_NODES)
         least = [0] * rows  # nodes of rows that a model drafted, which were decided upon before
@@ -208,8 +206,8 @@ class AdaptiveLength:
                 continue
             state.proposed, state.hosted, state.source = nodes, True, sources[i]
             state.clue = clues_of(state.source, nodes)
-            chances[i] = self._worth(state, nodes, state.clue, faint)
-        steps = by_rows(chances) if self._ragged else by_columns(chances)
+            worth[i] = self._worth(state, nodes, state.clue, faint)
+        steps = by_rows(worth) if self._ragged else by_columns(worth)
         options = [(sum(least) if self._ragged else 0, 0.0)]
         # What larger ones cost is a mere guess.
         trusted = 2 * self._costs.timed(rows) + _UNTRIED * (1 if self._ragged else rows)

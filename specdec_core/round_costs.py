@@ -76,9 +76,7 @@ class RoundCosts:
         self._rounds: dict[int, dict[int, deque[float]]] = {}  # rows -> drafted -> seconds
         self._past: dict[int, dict[int, float]] = {}  # rows -> drafted -> seconds, of earlier calls
         self._seen: dict[tuple[int, int], int] = {}
-        self._most = (
-            0  # drafted columns of the largest round that was ever timed, by `_unit`; 0: none drafted
-        )
+        self._most = 0  # drafted columns, in units of `_unit`, of the largest round that was ever timed
         self._steps: dict[int, deque[float]] = {}  # rows -> seconds of a drafting step
         self._fits: dict[int, _Fit] = {}
         self._above = self._below = 0.0  # least squares: measured over guessed excess, whatever the rows

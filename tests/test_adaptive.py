@@ -37,7 +37,7 @@ from specdec_core import (
 from specdec_core.acceptance import Acceptance, Clue, new_row
 from specdec_core.adaptive import AdaptiveLength
 from specdec_core.interfaces import Outcome
-from specdec_core.round_costs import CPU_FLOAT32, CPU_HALF, RoundCosts
+from specdec_core.round_costs import CPU_FLOAT32, CPU_HALF, CPU_PACKED, RoundCosts
 
 PROMPTS = [[10], ids(5, 1), [3, 4, 5, 6] * 5, ids(40, 2)]
 
@@ -281,6 +281,24 @@ def test_a_wider_block_never_costs_less() -> None:
         costs.add(1, width, seconds)
     times = [costs.round(1, width) for width in range(12)]
     assert times == sorted(times)
+
+
+def test_a_token_that_was_taken_to_be_free_says_little_of_others() -> None:
+    """It took 5%, where the curve says .5%: that must not make larger drafts look ten times as dear."""
+    costs = RoundCosts(CPU_PACKED)
+    for _ in range(60):
+        costs.add(4, 0, 1.0)
+        costs.add(4, 1, 1.05)
+    assert costs.round(4, 1) > 1.01
+    believed = CPU_PACKED(16) / CPU_PACKED(4) - 1
+    assert believed / 2 < costs.round(4, 12) - 1 < 2 * believed
+
+
+def test_beside_prompts_every_token_costs_what_it_does_in_a_large_block() -> None:
+    costs = RoundCosts(CPU_PACKED)
+    costs.add(1, 0, 2.0)
+    assert costs.round(1, 3) == pytest.approx(2.0, rel=0.05)  # flat up to five tokens
+    assert costs.beside_prompts(1, 3) == pytest.approx(2.0 * (1 + 3 * CPU_PACKED.slope))
 
 
 def test_of_an_earlier_call_only_proportions_count() -> None:

@@ -176,6 +176,6 @@ def _attempt(method: str, group: Group, run: Callable[[], _T]) -> _T:
     """Say whose failure it was: whatever a method raises, a bench that goes on without it would lie."""
     try:
         return run()
-    except Exception as error:
+    except Exception as error:  # whatever a method raises
         reason = str(error) or type(error).__name__
         raise SpecdecError(f"{method} failed on {group.name}: {reason}") from error
