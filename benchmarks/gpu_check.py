@@ -27,7 +27,7 @@ from gpu_subject import TINY, Sizes, Subject, random_subject, real_subject
 
 from specdec_core import Registry
 from specdec_core.bench.environment import environment
-from specdec_core.model.compiled import why_not_compiled
+from specdec_core.model.faster.compiled import why_not_compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAFT_OF = {"1.7B": "0.6B", "8B": "0.6B", "tiny": "tiny-draft"}

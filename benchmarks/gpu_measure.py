@@ -20,7 +20,7 @@ from specdec_core.bench.methods import MethodSpec
 from specdec_core.bench.ours import settle
 from specdec_core.bench.references import Reference
 from specdec_core.bench.stand import Stand
-from specdec_core.theory import expected_tokens_by_depth
+from specdec_core.length.theory import expected_tokens_by_depth
 
 REPEATS = 3
 WARM_UPS = 2  # a shape is captured at its second use

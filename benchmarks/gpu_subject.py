@@ -14,8 +14,8 @@ from specdec_core.bench.cost import CostCurve
 from specdec_core.bench.prompts import make_prompts
 from specdec_core.bench.questions import built_in
 from specdec_core.bench.stand import Stand
+from specdec_core.model.faster.optimize import Optimizations
 from specdec_core.model.loading import load_model
-from specdec_core.model.optimize import Optimizations
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 64)

@@ -32,7 +32,7 @@ from specdec_core.bench.environment import environment
 from specdec_core.bench.prompts import BenchPrompt, make_prompts, wants_chat
 from specdec_core.bench.questions import built_in, select
 from specdec_core.bench.record import Record
-from specdec_core.stopping import model_eos_ids
+from specdec_core.rows.stopping import model_eos_ids
 
 DEFAULT = ("specdec", "none", "hf", "economize@3", "economize@10", "flashspec@4", "flashspec@6")
 

@@ -6,12 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec_core.constraints import Constraint, Matcher
-    from specdec_core.decoder import SpecDecoder
-    from specdec_core.distributions import TargetDistributions
-    from specdec_core.draft import HOLE, ROOT, Draft, DraftLaw, Verdict
-    from specdec_core.dropin import generate
-    from specdec_core.errors import (
+    from specdec_core.contract.constraints import Constraint, Matcher
+    from specdec_core.contract.distributions import TargetDistributions
+    from specdec_core.contract.draft import HOLE, ROOT, Draft, DraftLaw, Verdict
+    from specdec_core.contract.errors import (
         AmbiguousPlugin,
         ConstraintError,
         DecoderBusy,
@@ -27,8 +25,7 @@ if TYPE_CHECKING:
         UsageError,
         VerifierError,
     )
-    from specdec_core.hookspecs import PLUGIN_API_VERSION, hookimpl
-    from specdec_core.interfaces import (
+    from specdec_core.contract.interfaces import (
         Budget,
         CachedModel,
         Capabilities,
@@ -42,41 +39,44 @@ if TYPE_CHECKING:
         Verifier,
         VerifierConfig,
     )
-    from specdec_core.largest import top_token, top_tokens
+    from specdec_core.contract.largest import top_token, top_tokens
+    from specdec_core.contract.sampling_params import FinishReason, SamplingParams
+    from specdec_core.contract.transfer import on_device
+    from specdec_core.drafting.row_drafter import RowDrafter, RowDrafterConfig
+    from specdec_core.engine.decoder import SpecDecoder
+    from specdec_core.engine.dropin import generate
     from specdec_core.model.graphs import Capture
-    from specdec_core.registry import Registry
-    from specdec_core.results import GenerationResult, StreamChunk
-    from specdec_core.row_drafter import RowDrafter, RowDrafterConfig
-    from specdec_core.sampling_params import FinishReason, SamplingParams
-    from specdec_core.stats import Stats
-    from specdec_core.transfer import on_device
+    from specdec_core.plugins.hookspecs import PLUGIN_API_VERSION, hookimpl
+    from specdec_core.plugins.registry import Registry
+    from specdec_core.rows.results import GenerationResult, StreamChunk
+    from specdec_core.rows.stats import Stats
 
 # Where each public name lives. They are imported on first use: the command line's `--help` and the plugin
 # registry must not wait for torch.
 _HOMES = {
-    "constraints": "Constraint Matcher",
-    "decoder": "SpecDecoder",
-    "distributions": "TargetDistributions",
-    "draft": "HOLE ROOT Draft DraftLaw Verdict",
-    "dropin": "generate",
-    "errors": (
+    "contract.constraints": "Constraint Matcher",
+    "engine.decoder": "SpecDecoder",
+    "contract.distributions": "TargetDistributions",
+    "contract.draft": "HOLE ROOT Draft DraftLaw Verdict",
+    "engine.dropin": "generate",
+    "contract.errors": (
         "AmbiguousPlugin ConstraintError DecoderBusy DraftContractViolation DrafterError IncompatiblePair "
         "InvalidParameter InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError "
         "VerifierError"
     ),
-    "hookspecs": "PLUGIN_API_VERSION hookimpl",
-    "interfaces": (
+    "plugins.hookspecs": "PLUGIN_API_VERSION hookimpl",
+    "contract.interfaces": (
         "Budget CachedModel Capabilities Context Drafter DrafterConfig Outcome RowRng Rows TargetInfo "
         "Verifier VerifierConfig"
     ),
-    "largest": "top_token top_tokens",
+    "contract.largest": "top_token top_tokens",
     "model.graphs": "Capture",
-    "registry": "Registry",
-    "results": "GenerationResult StreamChunk",
-    "row_drafter": "RowDrafter RowDrafterConfig",
-    "sampling_params": "FinishReason SamplingParams",
-    "stats": "Stats",
-    "transfer": "on_device",
+    "plugins.registry": "Registry",
+    "rows.results": "GenerationResult StreamChunk",
+    "drafting.row_drafter": "RowDrafter RowDrafterConfig",
+    "contract.sampling_params": "FinishReason SamplingParams",
+    "rows.stats": "Stats",
+    "contract.transfer": "on_device",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -135,6 +135,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "grammar":  # a module, for who has the extra
+        return import_module(f"{__name__}.sampling.grammar")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -11,7 +11,7 @@ from specdec_core.bench.methods import Method, Run, checked
 from specdec_core.bench.ours import Ours
 from specdec_core.bench.prompts import BenchPrompt
 from specdec_core.bench.replay import Replayer, Tie
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.sampling_params import SamplingParams
 
 
 class Outcome(StrEnum):

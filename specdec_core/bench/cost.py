@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec_core.bench.stand import Stand
-from specdec_core.draft import Draft
-from specdec_core.errors import SpecdecError
-from specdec_core.interfaces import Budget, Context
-from specdec_core.row_drafter import RowDrafter, RowDrafterConfig
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.draft import Draft
+from specdec_core.contract.errors import SpecdecError
+from specdec_core.contract.interfaces import Budget, Context
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.drafting.row_drafter import RowDrafter, RowDrafterConfig
 
 _WIDTHS = (1, 2, 3, 5, 7, 9, 11, 13, 17, 21, 25, 33, 49, 65, 97, 129)
 _CYCLES = 7

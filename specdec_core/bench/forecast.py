@@ -16,7 +16,7 @@ from typing import Any
 
 from specdec_core.bench.cost import CostCurve
 from specdec_core.bench.summary import Figures, one_token_seconds
-from specdec_core.theory import expected_tokens_by_depth
+from specdec_core.length.theory import expected_tokens_by_depth
 
 _WORTH_SAYING = 0.03  # shares of time, and differences, below this are noise
 

@@ -7,12 +7,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from specdec_core._spec_string import parse_drafters
-from specdec_core.errors import InvalidSpec, SpecdecError
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import InvalidSpec, SpecdecError
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.plugins.spec_string import parse_drafters
 
 if TYPE_CHECKING:
-    from specdec_core.length import DraftTokens
+    from specdec_core.length.policy import DraftTokens
 
 PLAIN = "none"
 REFERENCES = "hf, hf:prompt_lookup[:num_tokens=N], hf:assistant:model=ID_OR_PATH"

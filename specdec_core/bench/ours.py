@@ -11,10 +11,10 @@ import torch
 
 from specdec_core.bench.methods import MethodSpec, Run
 from specdec_core.bench.stand import Stand
-from specdec_core.loop import Round
-from specdec_core.rows import Row
-from specdec_core.sampling_params import SamplingParams
-from specdec_core.stats import Stats
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.engine.loop import Round
+from specdec_core.rows.row import Row
+from specdec_core.rows.stats import Stats
 
 
 class Ours:

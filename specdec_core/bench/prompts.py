@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec_core.bench.questions import Question
-from specdec_core.errors import InvalidParameter
-from specdec_core.prompts import encode_prompts
+from specdec_core.contract.errors import InvalidParameter
+from specdec_core.rows.prompts import encode_prompts
 
 Answer = Callable[[str, tuple[int, ...]], str]  # (prompt's name, its ids) -> what the target says to it
 

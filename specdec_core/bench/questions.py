@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from specdec_core.errors import InvalidParameter
+from specdec_core.contract.errors import InvalidParameter
 
 BUILT_IN = "built-in"
 

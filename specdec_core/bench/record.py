@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specdec_core.errors import InvalidParameter
+from specdec_core.contract.errors import InvalidParameter
 
 Key = tuple[int, float, int, str]  # batch, temperature, repeat, group
 

@@ -14,10 +14,10 @@ from transformers import GenerationConfig
 from specdec_core.bench.methods import MethodSpec, Run
 from specdec_core.bench.ours import settle
 from specdec_core.bench.stand import Stand, device_of
+from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.model.attention import unwrap
 from specdec_core.model.loading import load_model
-from specdec_core.sampling_params import SamplingParams
-from specdec_core.stopping import eos_ids, model_eos_ids
+from specdec_core.rows.stopping import eos_ids, model_eos_ids
 
 
 class Reference:

@@ -10,8 +10,8 @@ from typing import TypeVar
 from specdec_core.bench.methods import Method, Run, Stepping, checked
 from specdec_core.bench.prompts import BenchPrompt, Group, make_groups
 from specdec_core.bench.record import Key, Record
-from specdec_core.errors import SpecdecError
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import SpecdecError
+from specdec_core.contract.sampling_params import SamplingParams
 
 _T = TypeVar("_T")
 

@@ -20,13 +20,13 @@ from specdec_core.bench.references import Reference
 from specdec_core.bench.report import make_report
 from specdec_core.bench.runner import Plan, measure, pending
 from specdec_core.bench.stand import Stand, device_of
-from specdec_core.choice import build_drafter, build_verifiers
-from specdec_core.errors import InvalidParameter
+from specdec_core.contract.errors import InvalidParameter
+from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.model.attention import context_limit, unwrap
+from specdec_core.model.faster.optimize import Optimizations
 from specdec_core.model.graphs import Capture
-from specdec_core.model.optimize import Optimizations
-from specdec_core.registry import Registry
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.plugins.choice import build_drafter, build_verifiers
+from specdec_core.plugins.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from specdec_core.decoder import SpecDecoder
-from specdec_core.model.optimize import Optimizations, optimized
-from specdec_core.registry import Registry
+from specdec_core.engine.decoder import SpecDecoder
+from specdec_core.model.faster.optimize import Optimizations, optimized
+from specdec_core.plugins.registry import Registry
 
 
 def device_of(model: Any) -> torch.device:

@@ -13,12 +13,12 @@ from specdec_core.cli.batch_settings import Settings, settings_of
 from specdec_core.cli.groups import Drafting, Many, Model
 from specdec_core.cli.loading import opened
 from specdec_core.cli.report import logprobs_of, print_json, statistics_line
-from specdec_core.errors import InvalidParameter, SpecdecError
-from specdec_core.sampling_params import SamplingParams
-from specdec_core.stats import Stats
+from specdec_core.contract.errors import InvalidParameter, SpecdecError
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.rows.stats import Stats
 
 if TYPE_CHECKING:
-    from specdec_core.results import GenerationResult
+    from specdec_core.rows.results import GenerationResult
 
 _FIGURES = (
     "prompt_tokens reused_tokens new_tokens rounds drafted_tokens accepted_tokens acceptance_rate "

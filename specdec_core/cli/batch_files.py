@@ -14,8 +14,8 @@ from typing import Any, Literal, TextIO
 import typer
 
 from specdec_core.cli.batch_settings import Settings, difference, digest_of
-from specdec_core.errors import InvalidParameter, UsageError
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import InvalidParameter, UsageError
+from specdec_core.contract.sampling_params import SamplingParams
 
 _OPTIONS = [name for name in SamplingParams.model_fields if name not in ("constraint", "logits_processors")]
 _HEAD = b'{"line": '

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from specdec_core.cli.groups import Drafting, Model
 from specdec_core.cli.options import named_target
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.sampling_params import SamplingParams
 
 Settings = dict[str, Any]
 

@@ -18,8 +18,8 @@ from specdec_core.cli.groups import Model, grouped
 from specdec_core.cli.loading import discover, say_if_demo
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json
-from specdec_core.errors import InvalidParameter
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import InvalidParameter
+from specdec_core.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_core.bench.questions import Question

@@ -16,14 +16,14 @@ from specdec_core.cli.exits import FAILED, Debug
 from specdec_core.cli.groups import ChatSampling, Drafting, Model, grouped
 from specdec_core.cli.loading import opened
 from specdec_core.cli.report import statistics_line
-from specdec_core.errors import InvalidParameter, UsageError
-from specdec_core.sampling_params import FinishReason
-from specdec_core.stats import Stats
+from specdec_core.contract.errors import InvalidParameter, UsageError
+from specdec_core.contract.sampling_params import FinishReason
+from specdec_core.rows.stats import Stats
 
 if TYPE_CHECKING:
-    from specdec_core.decoder import SpecDecoder
-    from specdec_core.loop import Round
-    from specdec_core.sampling_params import SamplingParams
+    from specdec_core.contract.sampling_params import SamplingParams
+    from specdec_core.engine.decoder import SpecDecoder
+    from specdec_core.engine.loop import Round
 
 _HELP = """\
 /stats  what was generated, how fast, and how much of the history was fed anew
@@ -126,7 +126,7 @@ class Conversation:
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         """Apply the chat template to all that was said and this, once."""
-        from specdec_core.prompts import encode_chat
+        from specdec_core.rows.prompts import encode_chat
 
         messages = [*self._first, *self.said, {"role": "user", "content": text}]
         ids = encode_chat(messages, self._decoder.tokenizer)

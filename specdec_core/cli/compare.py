@@ -17,8 +17,8 @@ from specdec_core.cli.loading import discover, say_if_demo
 from specdec_core.cli.prompt import read_prompt
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json
-from specdec_core.errors import InvalidParameter, UsageError
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import InvalidParameter, UsageError
+from specdec_core.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_core.bench.compare import Comparison
@@ -115,7 +115,7 @@ def compare(
 
 def _one(text: Any, tokenizer: Any) -> list[BenchPrompt]:
     from specdec_core.bench.prompts import BenchPrompt
-    from specdec_core.prompts import encode_prompts
+    from specdec_core.rows.prompts import encode_prompts
 
     (ids,), _ = encode_prompts(text, tokenizer)
     return [BenchPrompt("prompt", "", ids)]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from specdec_core.errors import SpecdecError, UsageError
+from specdec_core.contract.errors import SpecdecError, UsageError
 
 FAILED, WRONG_USE = 1, 2
 _DEBUG = "specdec.debug"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from specdec_core.cli import options
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

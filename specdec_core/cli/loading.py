@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from specdec_core._spec_string import parse_drafters
 from specdec_core.cli import options
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.structure import Later
+from specdec_core.plugins.spec_string import parse_drafters
 
 if TYPE_CHECKING:
     from specdec_core.cli.groups import Drafting, Model
-    from specdec_core.decoder import SpecDecoder
-    from specdec_core.interfaces import Verifier
-    from specdec_core.registry import Registry
-    from specdec_core.sampling_params import SamplingParams
+    from specdec_core.contract.interfaces import Verifier
+    from specdec_core.contract.sampling_params import SamplingParams
+    from specdec_core.engine.decoder import SpecDecoder
+    from specdec_core.plugins.registry import Registry
 
 _DEMO = "specdec: no --target: the demo model runs, which knows little; --target ID_OR_PATH names a real one"
 
@@ -26,7 +26,7 @@ _EARNED = 32  # tokens that packing weights takes to pay for itself, whatever th
 
 def discover(blocked: Iterable[str] = ()) -> Registry:
     """Load the installed plugins, but for those left out by name."""
-    from specdec_core.registry import Registry
+    from specdec_core.plugins.registry import Registry
 
     return Registry.discover(blocked=blocked)
 
@@ -60,7 +60,7 @@ def opened(
     with quiet(offline=model.offline, debug=debug) as out:
         parts = _parts(drafting, params, discover(drafting.no_plugin or ()))
         with silent_transformers(debug=debug):
-            from specdec_core.decoder import SpecDecoder
+            from specdec_core.engine.decoder import SpecDecoder
 
             decoder = SpecDecoder.from_pretrained(
                 target,
@@ -79,7 +79,7 @@ def opened(
 
 def _parts(drafting: Drafting, params: SamplingParams, registry: Registry) -> dict[str, Any]:
     """Build the drafter and the verifier: a wrong name shows before transformers is imported."""
-    from specdec_core.choice import build_drafter
+    from specdec_core.plugins.choice import build_drafter
 
     drafter = build_drafter(drafting.drafter, registry)
     verifier = _checked_verifier(drafting.verifier, drafter, params, registry)
@@ -90,7 +90,7 @@ def _checked_verifier(
     verifier: str, drafter: Any, params: SamplingParams, registry: Registry
 ) -> str | Verifier:
     """Build a verifier that was named and check that it fits; leave "auto" to the decoder."""
-    from specdec_core.choice import build_verifiers, check_pair, check_params
+    from specdec_core.plugins.choice import build_verifiers, check_pair, check_params
 
     if verifier == "auto":
         return verifier

@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 import specdec_core
-from specdec_core._plugin_loading import RESERVED_NAMES, normalised
 from specdec_core.cli.exits import Debug
 from specdec_core.cli.loading import discover
 from specdec_core.cli.quiet import quiet
-from specdec_core.errors import UsageError
-from specdec_core.hookspecs import PLUGIN_API_VERSION
+from specdec_core.contract.errors import UsageError
+from specdec_core.plugins.hookspecs import PLUGIN_API_VERSION
+from specdec_core.plugins.loading import RESERVED_NAMES, normalised
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="As on the command line: small letters, digits, _.")

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from specdec_core.contract.errors import InvalidParameter
 from specdec_core.demo import TARGET
-from specdec_core.errors import InvalidParameter
 
 
 def whole_number(text: object) -> int:

@@ -18,10 +18,10 @@ from specdec_core.cli.options import Json
 from specdec_core.cli.quiet import quiet
 from specdec_core.cli.report import print_json
 from specdec_core.cli.tables import print_list, print_table, print_text
-from specdec_core.errors import SpecdecError
+from specdec_core.contract.errors import SpecdecError
 
 if TYPE_CHECKING:
-    from specdec_core.registry import Entry, Registry
+    from specdec_core.plugins.registry import Entry, Registry
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As in the list, or DISTRIBUTION/NAME.")]
 
@@ -117,7 +117,7 @@ def _listed(row: dict[str, Any], column: str) -> str:
     """Give a cell of the list, where all laws but one are a long text."""
     if column != "laws" or row["laws"] is None:
         return _cell(row[column])
-    from specdec_core.draft import DraftLaw
+    from specdec_core.contract.draft import DraftLaw
 
     others = [law.name for law in DraftLaw if law.name not in row["laws"]]
     if len(others) > 1:

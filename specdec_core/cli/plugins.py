@@ -14,7 +14,7 @@ from specdec_core.cli.report import print_json
 from specdec_core.cli.tables import print_list
 
 if TYPE_CHECKING:
-    from specdec_core.registry import PluginInfo
+    from specdec_core.plugins.registry import PluginInfo
 
 
 def plugins(as_json: Json = False, debug: Debug = False) -> None:

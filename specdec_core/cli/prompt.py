@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from specdec_core.errors import InvalidParameter, UsageError
+from specdec_core.contract.errors import InvalidParameter, UsageError
 
 Messages = list[dict[str, Any]]
 

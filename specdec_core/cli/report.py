@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pydantic_core import to_jsonable_python
 
 if TYPE_CHECKING:
-    from specdec_core.decoder import SpecDecoder
-    from specdec_core.interfaces import Verifier
-    from specdec_core.results import GenerationResult
-    from specdec_core.stats import Stats
+    from specdec_core.contract.interfaces import Verifier
+    from specdec_core.engine.decoder import SpecDecoder
+    from specdec_core.rows.results import GenerationResult
+    from specdec_core.rows.stats import Stats
 
 
 def print_json(value: object, out: TextIO | None = None) -> None:
@@ -83,7 +83,7 @@ def _config(part: Any, **choice: bool) -> dict[str, Any]:
 
 def _with_options(part: Any) -> str:
     """Name a drafter or verifier, or the members of a combination, with options that are not defaults."""
-    from specdec_core.combination import Combination
+    from specdec_core.drafting.combination import Combination
 
     if isinstance(part, Combination):
         return ", ".join(map(_with_options, part.members))

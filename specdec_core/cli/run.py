@@ -18,12 +18,12 @@ from specdec_core.cli.loading import opened
 from specdec_core.cli.prompt import Messages, read_prompt
 from specdec_core.cli.report import print_json, result_object, statistics_line
 from specdec_core.cli.structure import Structure
-from specdec_core.errors import UsageError
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import UsageError
+from specdec_core.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from specdec_core.decoder import SpecDecoder
-    from specdec_core.results import GenerationResult, Results
+    from specdec_core.engine.decoder import SpecDecoder
+    from specdec_core.rows.results import GenerationResult, Results
 
 TraceOption = Annotated[
     bool,
@@ -93,7 +93,7 @@ def _results(
     decoder: SpecDecoder, prompt: str | Messages, params: SamplingParams, out: TextIO | None, *, trace: bool
 ) -> Results:
     """Generate one text or several."""
-    from specdec_core.results import Results
+    from specdec_core.rows.results import Results
 
     if params.n == 1:
         result = _generate(decoder, prompt, params, out, trace=trace)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.cli import options
-from specdec_core.errors import InvalidParameter, UsageError
+from specdec_core.contract.errors import InvalidParameter, UsageError
 
 if TYPE_CHECKING:
-    from specdec_core.constraints import Matcher
-    from specdec_core.grammar import Grammar, Source
+    from specdec_core.contract.constraints import Matcher
+    from specdec_core.sampling.grammar import Grammar, Source
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Structure:
             return None
         if self.json_schema is not None and self.regex is not None:
             raise UsageError("--json-schema and --regex go one at a time; leave one out")
-        from specdec_core.grammar import regex_source, schema_source
+        from specdec_core.sampling.grammar import regex_source, schema_source
 
         if self.regex is not None:
             return Later(regex_source(self.regex))
@@ -55,7 +55,7 @@ class Later:
 
     def bind(self, tokenizer: Any) -> None:
         """Meet the target's tokenizer."""
-        from specdec_core.grammar import Grammar
+        from specdec_core.sampling.grammar import Grammar
 
         self._made = Grammar(self._source, tokenizer)
 

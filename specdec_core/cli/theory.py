@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_core import theory as law
 from specdec_core.cli.exits import Debug
 from specdec_core.cli.options import Json, number, whole_number
 from specdec_core.cli.report import print_json
 from specdec_core.cli.tables import print_table, print_text
-from specdec_core.errors import InvalidParameter, UsageError
+from specdec_core.contract.errors import InvalidParameter, UsageError
+from specdec_core.length import theory as law
 
 _LONGER = {False: "A larger --draft-tokens shows more.", True: "Give the shares of more depths."}
 _SHOWN = 8  # draft lengths in the table, unless a longer one is asked for

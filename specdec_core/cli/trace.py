@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from specdec_core.draft import HOLE, ROOT
+from specdec_core.contract.draft import HOLE, ROOT
 
 if TYPE_CHECKING:
-    from specdec_core.loop import Round
+    from specdec_core.engine.loop import Round
 
 _STYLES = {"+": "green", "-": "red", ">": "bold yellow", "*": "bold cyan"}
 _LEGEND = "specdec: trace: round, accepted/drafted, + accepted  - rejected  > recovered  * bonus"

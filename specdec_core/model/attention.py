@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec_core.errors import UnsupportedModel
+from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.model import grouped
 from specdec_core.model.ragged import Ragged, fold
 

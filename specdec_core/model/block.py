@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_core.draft import HOLE
+from specdec_core.contract.draft import HOLE
+from specdec_core.contract.transfer import on_device
 from specdec_core.model.graphs import Inputs
 from specdec_core.model.ragged import Ragged
 from specdec_core.model.shapes import Shape
-from specdec_core.transfer import on_device
 
 _LEAST_PADDING = 3  # columns that cost as much as telling rows apart
 

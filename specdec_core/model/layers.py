@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec_core.errors import UnsupportedModel
+from specdec_core.contract.errors import UnsupportedModel
 
 
 def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:

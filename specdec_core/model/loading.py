@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.import_utils import is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from specdec_core.errors import InvalidParameter, UnsupportedModel
+from specdec_core.contract.errors import InvalidParameter, UnsupportedModel
 
 logger = logging.getLogger("specdec")
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from specdec_core.constraints import Walk
-from specdec_core.context import RoundContext, TokenBuffer
-from specdec_core.draft import HOLE, ROOT
-from specdec_core.errors import UnsupportedModel
-from specdec_core.interfaces import Rows
+from specdec_core.contract.constraints import Walk
+from specdec_core.contract.draft import HOLE, ROOT
+from specdec_core.contract.errors import UnsupportedModel
+from specdec_core.contract.interfaces import Rows
+from specdec_core.contract.rng import KeyedRng, Purpose
+from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.model.attention import AttentionPlan
 from specdec_core.model.runner import Runner
-from specdec_core.rng import KeyedRng, Purpose
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.rows.context import RoundContext, TokenBuffer
 
 _TREE = [ROOT, ROOT, 1, 1, 3]  # the longest path goes through second children
 _CHAIN = [ROOT, 0, 1, 2, HOLE]

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_core.interfaces import Context, Outcome, Rows
-from specdec_core.logits import BlockLogits
+from specdec_core.contract.interfaces import Context, Outcome, Rows
+from specdec_core.contract.logits import BlockLogits
+from specdec_core.contract.transfer import on_device
+from specdec_core.contract.tree import Tree
 from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
 from specdec_core.model.block import Block
 from specdec_core.model.cache import SlotCache
-from specdec_core.model.compiled import Compiled
+from specdec_core.model.faster.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
 from specdec_core.model.layers import block_states, blocks_of
+from specdec_core.model.layout import Layout, lay_out, lay_out_row
 from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.ragged import Ragged
 from specdec_core.model.shapes import VIEW, Shape
-from specdec_core.model.tree import Layout, Tree, lay_out, lay_out_row
-from specdec_core.transfer import on_device
 
 DEFAULT_CHUNK = 512
 _MOST_FIXED_COLUMNS = 8  # pending tokens of a block that runs at fixed shapes

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec_core.distributions import TargetDistributions
-from specdec_core.draft import Draft, Verdict
-from specdec_core.interfaces import RowRng, Verifier
+from specdec_core.contract.distributions import TargetDistributions
+from specdec_core.contract.draft import Draft, Verdict
+from specdec_core.contract.interfaces import RowRng, Verifier
 
 
 class Cutting:

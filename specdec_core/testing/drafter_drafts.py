@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_core.draft import Draft
-from specdec_core.interfaces import Budget, Capabilities, Context
+from specdec_core.contract.draft import Draft
+from specdec_core.contract.interfaces import Budget, Capabilities, Context
 from specdec_core.testing.contracts import Contracts, Untried, must
 from specdec_core.testing.drafter_kit import GREEDY, LENGTHS, SAMPLED, DrafterKit, global_seeds, prompts_of
 from specdec_core.testing.reference import base

@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from specdec_core._spec_string import parse_drafters
-from specdec_core.combination import Combination
-from specdec_core.decoder import SpecDecoder
-from specdec_core.errors import DrafterError, SpecdecError
-from specdec_core.interfaces import Capabilities, Drafter, Verifier
-from specdec_core.registry import Registry
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import DrafterError, SpecdecError
+from specdec_core.contract.interfaces import Capabilities, Drafter, Verifier
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.drafting.combination import Combination
+from specdec_core.engine.decoder import SpecDecoder
+from specdec_core.plugins.registry import Registry
+from specdec_core.plugins.spec_string import parse_drafters
 from specdec_core.testing.contracts import Broken, Untried, must
 from specdec_core.testing.faults import contract_of
 from specdec_core.testing.models import ids

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_core.draft import Draft, DraftLaw
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.draft import Draft, DraftLaw
+from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.testing.chances import ALARM, positions, uniform_p_value
 from specdec_core.testing.contracts import Contracts, Untried, must
 from specdec_core.testing.drafter_kit import DrafterKit, Run, global_seeds, prompts_of

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import specdec_core
-from specdec_core.choice import build_verifiers, misfit
-from specdec_core.errors import SpecdecError
-from specdec_core.sampling_params import FinishReason, SamplingParams
+from specdec_core.contract.errors import SpecdecError
+from specdec_core.contract.sampling_params import FinishReason, SamplingParams
+from specdec_core.plugins.choice import build_verifiers, misfit
 from specdec_core.testing.chances import ALARM, fits
 from specdec_core.testing.contracts import Contracts, Untried, must
 from specdec_core.testing.drafter_kit import LENGTHS, SAMPLED, DrafterKit, check_said, prompts_of
@@ -199,4 +199,4 @@ def _reachable(root: Any) -> tuple[int, list[Tensor]]:
 
 
 _CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
-_RUNTIME = ("specdec_core.target", "specdec_core.model", "torch", "transformers")
+_RUNTIME = ("specdec_core.engine.target", "specdec_core.model", "torch", "transformers")

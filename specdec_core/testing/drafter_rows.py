@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_core.choice import build_verifiers, choose
-from specdec_core.errors import DrafterError
-from specdec_core.interfaces import Verifier
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.errors import DrafterError
+from specdec_core.contract.interfaces import Verifier
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.plugins.choice import build_verifiers, choose
 from specdec_core.testing.contracts import Broken, Contracts, Untried, must
 from specdec_core.testing.cutting import Cutting
 from specdec_core.testing.drafter_kit import GREEDY, LENGTHS, SAMPLED, DrafterKit, prompts_of

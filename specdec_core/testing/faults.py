@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specdec_core.draft import Draft
-from specdec_core.errors import DraftContractViolation, DrafterError
+from specdec_core.contract.draft import Draft
+from specdec_core.contract.errors import DraftContractViolation, DrafterError
 from specdec_core.testing.watching import Proposal
 
 _BUDGET = ("deeper than the budget", "more nodes than the budget")

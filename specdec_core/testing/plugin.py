@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(
 
 
 def _suite(session: pytest.Session, config: pytest.Config, kind: str, spec: str) -> Iterator[pytest.Item]:
-    from specdec_core.errors import SpecdecError
+    from specdec_core.contract.errors import SpecdecError
     from specdec_core.testing.suites import kit_of
 
     def options(drafter: str, model: Any) -> Any:

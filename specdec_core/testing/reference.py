@@ -15,8 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec_core.rng import KeyedRng, Purpose
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.rng import KeyedRng, Purpose
+from specdec_core.contract.sampling_params import SamplingParams
 
 
 @torch.no_grad()

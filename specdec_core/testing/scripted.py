@@ -8,8 +8,16 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from specdec_core.draft import HOLE, ROOT, Draft, DraftLaw
-from specdec_core.interfaces import Budget, Capabilities, Context, DrafterConfig, Outcome, Rows, TargetInfo
+from specdec_core.contract.draft import HOLE, ROOT, Draft, DraftLaw
+from specdec_core.contract.interfaces import (
+    Budget,
+    Capabilities,
+    Context,
+    DrafterConfig,
+    Outcome,
+    Rows,
+    TargetInfo,
+)
 from specdec_core.testing.models import VOCAB
 from specdec_core.testing.reference import base
 

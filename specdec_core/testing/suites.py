@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_core._spec_string import parse_drafters
-from specdec_core.registry import Registry
+from specdec_core.plugins.registry import Registry
+from specdec_core.plugins.spec_string import parse_drafters
 from specdec_core.testing import (
     drafter_drafts,
     drafter_laws,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_core.decoder import SpecDecoder
-from specdec_core.draft import HOLE, Draft, DraftLaw, Verdict
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.contract.draft import HOLE, Draft, DraftLaw, Verdict
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.engine.decoder import SpecDecoder
 from specdec_core.testing.contracts import Broken, Contracts, Untried, must
 from specdec_core.testing.enumeration import KeyReused
 from specdec_core.testing.models import ids

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_core._spec_string import parse_verifier
-from specdec_core.distributions import TargetDistributions
-from specdec_core.draft import HOLE, Draft, DraftLaw, Verdict
-from specdec_core.interfaces import Verifier
-from specdec_core.registry import Registry
-from specdec_core.rng import KeyedRng, Purpose
+from specdec_core.contract.distributions import TargetDistributions
+from specdec_core.contract.draft import HOLE, Draft, DraftLaw, Verdict
+from specdec_core.contract.interfaces import Verifier
+from specdec_core.contract.rng import KeyedRng, Purpose
+from specdec_core.plugins.registry import Registry
+from specdec_core.plugins.spec_string import parse_verifier
 from specdec_core.testing.worlds import Drafted, Shape, as_draft, as_p, chain, drafts, toy, tree
 
 VOCAB = 5

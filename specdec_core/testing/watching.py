@@ -9,8 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_core.draft import ROOT, Draft
-from specdec_core.interfaces import Budget, Capabilities, Context, Drafter, Outcome, RowRng, Rows, TargetInfo
+from specdec_core.contract.draft import ROOT, Draft
+from specdec_core.contract.interfaces import (
+    Budget,
+    Capabilities,
+    Context,
+    Drafter,
+    Outcome,
+    RowRng,
+    Rows,
+    TargetInfo,
+)
 
 Text = tuple[int, ...]
 Node = tuple[int, int]  # token, index of the parent

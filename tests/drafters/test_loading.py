@@ -49,7 +49,7 @@ def test_what_holds_for_the_target_holds_for_a_draft_of_the_hub(
     )
     if loaded:
         monkeypatch.setattr(
-            "specdec_core.decoder.load_model", lambda *_, **__: (deepcopy(tiny_model("llama")), None)
+            "specdec_core.engine.decoder.load_model", lambda *_, **__: (deepcopy(tiny_model("llama")), None)
         )
         SpecDecoder.from_pretrained("target", drafter="small_model:model=some/draft", **options)
     else:

@@ -170,7 +170,7 @@ def test_without_a_model_it_says_what_to_write() -> None:
 def test_models_that_cannot_follow_trees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_model("llama")
     monkeypatch.setattr(
-        "specdec_core.target.probe", lambda runner: Probe(trees=False, reason="it was told to")
+        "specdec_core.engine.target.probe", lambda runner: Probe(trees=False, reason="it was told to")
     )
     with pytest.raises(UsageError, match="chains only"):
         SpecDecoder(target, drafter=tree(cousin(target)))

@@ -13,9 +13,10 @@ from tiny import tiny_model
 from torch import Tensor
 
 from specdec_core import HOLE, ROOT, Capture, SpecDecoder
+from specdec_core.contract.tree import Tree
+from specdec_core.model.layout import lay_out, lay_out_row
 from specdec_core.model.runner import Runner
 from specdec_core.model.shapes import Shape
-from specdec_core.model.tree import Tree, lay_out, lay_out_row
 
 N = 5
 

@@ -16,8 +16,8 @@ from tiny import tiny_model
 from torch import Tensor, nn
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
+from specdec_core.engine.target import Target
 from specdec_core.model.layers import block_states, blocks_of, final_norm, first_layers, head_of
-from specdec_core.target import Target
 
 LAYERS = 4
 IDS = torch.tensor([random_tokens(random.Random(0), 20), random_tokens(random.Random(1), 20)])

@@ -17,9 +17,9 @@ from support import ScriptedDrafter, base, greedy, planted
 from tiny import tiny_model
 
 from specdec_core import IncompatiblePair, SpecDecoder, UnsupportedModel
+from specdec_core.engine.target import Target
 from specdec_core.model.probe import probe
 from specdec_core.model.runner import Runner
-from specdec_core.target import Target
 
 Forward = Callable[..., Any]
 takes_masks = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import torch
 from prompts import PROMPTS
 
 from specdec_core import GenerationResult, SamplingParams, SpecDecoder
-from specdec_core.prompts import encode_prompts
+from specdec_core.rows.prompts import encode_prompts
 
 pytestmark = pytest.mark.real_model
 

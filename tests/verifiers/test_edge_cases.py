@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scenes import EVERY, ONE_HOT, SAMPLED, SAMPLING, WITHOUT, drafted, greedy, keyed, said, target, typical
 
 from specdec_core import HOLE, Draft, DraftLaw, TargetDistributions, Verdict, Verifier
-from specdec_core.rng import KeyedRng, Purpose
+from specdec_core.contract.rng import KeyedRng, Purpose
 from specdec_core.testing.worlds import Drafted, as_draft, as_p, chain, drafts, toy, tree
 
 VOCAB = 5

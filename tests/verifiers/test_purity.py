@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_core import HOLE, Draft, DraftLaw, TargetDistributions, Verifier
-from specdec_core.rng import KeyedRng, Purpose
+from specdec_core.contract.rng import KeyedRng, Purpose
 from specdec_core.testing.verifier_kit import Steps, no_reading
 
 CHAIN = [-1, HOLE, 0, 2, 3]

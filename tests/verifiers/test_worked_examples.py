@@ -27,7 +27,7 @@ from scenes import (
 )
 
 from specdec_core import HOLE, DraftLaw, TargetDistributions, Verifier
-from specdec_core.rng import Purpose
+from specdec_core.contract.rng import Purpose
 from specdec_core.testing.worlds import accepted, chain, constant, error, toy, world
 
 DRAWS = 20_000

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from specdec_core import SamplingParams, SpecdecError, SpecDecoder, Stats
+from specdec_core.length.theory import expected_tokens_by_depth
+from specdec_core.model.faster.optimize import Optimizations, optimized
 from specdec_core.model.loading import load_model
-from specdec_core.model.optimize import Optimizations, optimized
-from specdec_core.theory import expected_tokens_by_depth
 from tools.demo_models.evaluate import of_kind
 from tools.demo_models.rows import KINDS, chat_prompt, read_rows
 

@@ -1,0 +1,1 @@
+"""The fences: what a drafter or a verifier gives is checked before it is used."""

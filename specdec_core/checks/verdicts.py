@@ -1,0 +1,96 @@
+"""What a verifier decided, checked: a wrong verdict ends the run with an error that names the verifier.
+
+As with drafts, types and shapes are checked on the host at once, and values on the device: flags for them
+ride along in the round's one host transfer. Until they are read, what is wrong is replaced by what can be
+indexed with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec_core.contract.distributions import TargetDistributions
+from specdec_core.contract.draft import ROOT, Draft, Verdict
+from specdec_core.contract.errors import SpecdecError, VerifierError
+from specdec_core.contract.interfaces import RowRng, Verifier
+
+_RULES = (
+    "a path that does not lead from the root down the draft's nodes",
+    "a next token outside the vocabulary",
+)
+_NOWHERE = -3  # no node's parent
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CheckedVerdict:
+    """A verdict that can be indexed with; it may only be used once `check` has passed the flags."""
+
+    verifier: str
+    path: Tensor  # int64 [B, d]
+    next_token: Tensor  # int64 [B]
+    flags: Tensor  # int64 [B]: broken rules, a bit each
+
+    def check(self, flags: int) -> None:
+        """Read the flags of all rows, once they are on the host.
+
+        Raises:
+            VerifierError: names the verifier and the rule.
+        """
+        if flags:
+            rule = " and ".join(text for bit, text in enumerate(_RULES) if flags >> bit & 1)
+            raise _violation(self.verifier, f"its verdict has {rule}")
+
+
+def judged(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng) -> CheckedVerdict:
+    """Let a verifier judge a draft, and check what it says.
+
+    Raises:
+        VerifierError: it raised, or its verdict is no verdict; names the verifier.
+    """
+    try:
+        verdict = verifier.verify(p, draft, rng)
+    except (SpecdecError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a plugin may raise anything: name it
+        reason = f"verifier {verifier.name!r}: verify raised {type(error).__name__}: {error}"
+        raise VerifierError(reason, verifier=verifier.name) from error
+    _check_on_host(verdict, draft, verifier.name)
+    return _check_values(verdict, draft, p.vocab_size, verifier.name)
+
+
+def _check_values(verdict: Verdict, draft: Draft, vocab_size: int, name: str) -> CheckedVerdict:
+    """Replace what breaks a rule, without a host transfer, and flag it."""
+    path, token = verdict.path[:, : draft.nodes], verdict.next_token
+    safe_token = token.clamp(0, vocab_size - 1)
+    flags = (safe_token != token).long() << 1
+    if verdict.path.shape[1] > draft.nodes:
+        flags = flags | (verdict.path[:, draft.nodes :] != -1).any(dim=1)
+    if not path.shape[1]:
+        return CheckedVerdict(name, path, safe_token, flags)
+    safe = path.clamp(0, draft.nodes - 1)
+    above = torch.where(path >= 0, path, _NOWHERE)  # behind the end of a path there is nothing
+    above = torch.nn.functional.pad(above[:, :-1], (1, 0), value=ROOT)
+    follows = (safe == path) & (draft.parents.gather(1, safe) == above)
+    wrong = (path != -1) & ~follows
+    return CheckedVerdict(name, path.masked_fill(wrong, -1), safe_token, flags | wrong.any(dim=1))
+
+
+def _check_on_host(verdict: object, draft: Draft, name: str) -> None:
+    if not isinstance(verdict, Verdict):
+        raise _violation(name, f"verify must return a Verdict, not {type(verdict).__name__}")
+    for part, tensor, size in (("path", verdict.path, 2), ("next_token", verdict.next_token, 1)):
+        shape = f"[{draft.rows}, d]" if size == 2 else f"[{draft.rows}]"
+        if not isinstance(tensor, Tensor):
+            raise _violation(name, f"`{part}` must be int64 {shape}, not {type(tensor).__name__}")
+        if tensor.dim() != size or tensor.shape[0] != draft.rows or tensor.dtype != torch.int64:
+            given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            raise _violation(name, f"`{part}` must be int64 {shape}, not {given}")
+        if tensor.device != draft.tokens.device:
+            raise _violation(name, f"`{part}` must be on {draft.tokens.device}, not on {tensor.device}")
+
+
+def _violation(name: str, rule: str) -> VerifierError:
+    return VerifierError(f"verifier {name!r} broke the contract: {rule}", verifier=name, rule=rule)

@@ -1,0 +1,1 @@
+"""Faster forwards, from model to model: nothing here knows of speculation."""

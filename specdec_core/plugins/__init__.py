@@ -1,0 +1,1 @@
+"""Finding, loading, naming and choosing drafters and verifiers."""

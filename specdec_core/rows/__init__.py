@@ -1,0 +1,1 @@
+"""The sequences being generated: their tokens, text, ends and figures."""

@@ -1,0 +1,152 @@
+"""The rows of one round, and the one place where output changes: `Batch.commit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import or_
+
+import torch
+from torch import Tensor
+
+from specdec_core.checks.draft_values import CheckedDraft
+from specdec_core.checks.verdicts import CheckedVerdict
+from specdec_core.contract.interfaces import Outcome
+from specdec_core.contract.logits import BlockLogits
+from specdec_core.contract.rng import KeyedRng, Purpose
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.contract.tree import Tree
+from specdec_core.rows.clock import Clock
+from specdec_core.rows.context import RoundContext, TokenBuffer
+from specdec_core.rows.row import Row
+from specdec_core.sampling.history import History, node_paths
+from specdec_core.sampling.logprobs import measure, read
+
+
+@dataclass(eq=False)
+class Batch:
+    """The rows of one round."""
+
+    rows: list[Row]
+    buffer: TokenBuffer
+    drafter_name: str
+    others_wait: bool = False  # for places, as far as is known
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Index of each row in every cache."""
+        return tuple(row.place for row in self.rows)
+
+    @cached_property
+    def params(self) -> tuple[SamplingParams, ...]:
+        """Params of each row."""
+        return tuple(row.params for row in self.rows)
+
+    @cached_property
+    def context(self) -> RoundContext:
+        """What drafters see; valid until `commit`."""
+        return RoundContext(self.rows, self.buffer, self._rng(Purpose.DRAFT, self.drafter_name))
+
+    def history(self, checked: CheckedDraft) -> History:
+        """What was said before the last pending token's successor and before every node's."""
+        draft = checked.draft
+        if not draft.nodes:
+            return self.context.history()
+
+        def paths() -> Tensor:
+            tree = Tree.of_chains(draft.parents) if checked.tree is None else checked.tree
+            return node_paths(draft.tokens, tree.ancestors, tree.depths, draft.depth)
+
+        return self.context.history(paths)
+
+    @cached_property
+    def first(self) -> bool:
+        """Whether a row's prompt ends in this round's forward."""
+        return any(not row.stats.rounds for row in self.rows)
+
+    @cached_property
+    def rng(self) -> KeyedRng:
+        """The verifier's randomness; the keys are those of the start of the round."""
+        return self._rng(Purpose.VERIFY, "")
+
+    def commit(
+        self, checked: CheckedDraft, verdict: CheckedVerdict, logits: BlockLogits
+    ) -> tuple[Outcome, list[int]]:
+        """Make the verdict's tokens part of the output; return it with the draft's flags.
+
+        This is the round's one host transfer. EOS, stop strings and caps are applied here, in mid-block,
+        and a path that they cut is cut too; such a row has ended.
+
+        logits: raw, for rows that want log-probabilities.
+
+        Raises:
+            VerifierError: the verdict broke a rule; nothing was committed.
+        """
+        context = self.context
+        top = max((p.logprobs for p in self.params if p.logprobs is not None), default=None)
+        found = _to_host(checked, verdict, logits, top)
+        verdict.check(reduce(or_, (block.verdict_flags for block in found)))
+        tokens, paths = [], []
+        sources = checked.draft.sources or [""] * len(self.rows)
+        for row, block, source in zip(self.rows, found, sources, strict=True):
+            kept = row.commit(block.tokens, block.drafted, source)
+            tokens.append(block.tokens[:kept])
+            paths.append(block.path[:kept])
+            if row.params.logprobs is not None and top is not None:
+                row.logprobs += read(block.logprobs, tokens[-1], top, row.params.logprobs)
+        finished = tuple(row.finished for row in self.rows)
+        outcome = Outcome(context.rows, context.places, tuple(tokens), tuple(paths), finished)
+        return outcome, [block.flags for block in found]
+
+    def count_time(self, clock: Clock) -> dict[str, float]:
+        """Book the round's seconds on every row that took part; return them."""
+        seconds = clock.collect()
+        for row in self.rows:
+            row.stats.add_seconds(seconds)
+            row.stats.total_seconds = clock.now - row.began
+            if row.stats.time_to_first_token is None:
+                row.stats.time_to_first_token = clock.now - row.began
+        return seconds
+
+    def _rng(self, purpose: Purpose, owner: str) -> KeyedRng:
+        seeds = [row.seed if row.own_seed is None else row.own_seed for row in self.rows]
+        return KeyedRng(seeds, [len(row.tokens) for row in self.rows], purpose, owner, self.buffer.device)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a round brought for one row, on the host."""
+
+    path: list[int]
+    tokens: list[int]  # accepted, and the row's own
+    drafted: int
+    flags: int  # of the draft
+    verdict_flags: int
+    logprobs: list[int]  # as `logprobs.read` takes them
+
+
+def _to_host(
+    checked: CheckedDraft, verdict: CheckedVerdict, logits: BlockLogits, top: int | None
+) -> list[_Block]:
+    """Fetch all that a round brought, in one transfer."""
+    path, next_token = verdict.path, verdict.next_token.unsqueeze(-1)
+    d = path.shape[1]
+    tokens = next_token
+    if d:
+        along = checked.draft.tokens.gather(1, path.clamp(min=0))
+        tokens = torch.cat([torch.where(path >= 0, along, next_token), next_token], dim=1)
+    parts = [path, tokens, verdict.flags.unsqueeze(-1)]
+    if checked.counts is not None and checked.flags is not None:
+        parts += [checked.counts.unsqueeze(-1), checked.flags.unsqueeze(-1)]
+    if top is not None:
+        parts.append(measure(logits.whole, path, tokens, top))
+    blocks = []
+    for i, row in enumerate(torch.cat(parts, dim=1).tolist()):
+        accepted = [node for node in row[:d] if node >= 0]
+        said, rest = row[d : d + len(accepted) + 1], row[2 * d + 1 :]
+        wrong = rest.pop(0)
+        drafted, flags = (0, 0) if checked.counts is None else (rest.pop(0), rest.pop(0))
+        if checked.known is not None:
+            drafted, flags = checked.known[i]
+        blocks.append(_Block(accepted, said, drafted, flags, wrong, rest))
+    return blocks

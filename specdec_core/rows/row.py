@@ -1,0 +1,85 @@
+"""One sequence being generated, and the one place where its output grows: `Row.commit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specdec_core.contract.constraints import Walk
+from specdec_core.contract.errors import ConstraintError
+from specdec_core.contract.sampling_params import FinishReason, SamplingParams
+from specdec_core.rows.stats import Stats
+from specdec_core.rows.stopping import cut
+from specdec_core.rows.text import RowText
+from specdec_core.sampling.logprobs import TokenLogprob
+
+
+@dataclass(eq=False)
+class Row:
+    """One sequence being generated."""
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # of this sample
+    eos: frozenset[int]
+    context_limit: int | None
+    walk: Walk | None = None  # of its constraint
+    sample: int = 0  # which of the prompt's n samples
+    own_seed: int | None = None  # of its draws, where no other row may share them
+    place: int = -1
+    began: float = 0.0  # when it was admitted, on the run's clock
+    tokens: list[int] = field(default_factory=list)  # committed, prompt included
+    finished: FinishReason | None = None
+    error: ConstraintError | None = None  # why it has no result
+    text: RowText | None = None  # kept while generating only where stops or a stream need it
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        self.stats.prompt_tokens = len(self.prompt)
+        if self.room <= 0:
+            self.finished = self._room_reason
+        elif self.walk is not None and self.walk.ended:
+            self.finished = FinishReason.STOP
+
+    @property
+    def output(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still be committed."""
+        by_cap = len(self.prompt) + self.params.max_new_tokens - len(self.tokens)
+        return by_cap if self.context_limit is None else min(by_cap, self.context_limit - len(self.tokens))
+
+    @property
+    def _room_reason(self) -> FinishReason:
+        by_cap = len(self.prompt) + self.params.max_new_tokens
+        over = self.context_limit is not None and self.context_limit < by_cap
+        return FinishReason.CONTEXT if over else FinishReason.LENGTH
+
+    def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
+        """Append a block, cut where the row ends; return how many tokens were kept."""
+        kept, self.finished = cut(tokens, self.room, self.eos, self._room_reason)
+        if self.walk is not None:
+            kept = self._constrained(self.walk, tokens[:kept])
+        if self.text is not None:
+            kept = self.text.add(tokens[:kept])
+            if self.text.stopped:
+                self.finished = FinishReason.STOP
+        self.tokens += tokens[:kept]
+        self.stats.count_round(drafted, accepted=len(tokens) - 1, new=kept, source=source)
+        return kept
+
+    def _constrained(self, walk: Walk, tokens: list[int]) -> int:
+        """Let the constraint follow; a row that it leaves nothing to say ends, and the others go on."""
+        try:
+            kept = walk.commit(tokens)
+        except ConstraintError as error:
+            self.error, self.finished = error, FinishReason.STOP
+            return 0
+        if walk.ended:
+            self.finished = FinishReason.STOP
+        return kept

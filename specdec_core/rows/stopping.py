@@ -1,0 +1,45 @@
+"""When a row ends: EOS, its token cap, the target's context limit; and where that cuts a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from specdec_core.contract.sampling_params import FinishReason, SamplingParams
+
+
+def eos_ids(params: SamplingParams, model_ids: frozenset[int]) -> frozenset[int]:
+    """Give the ids that end a row: those of its params, or else the model's own."""
+    if params.ignore_eos:
+        return frozenset()
+    if params.eos_token_id is None:
+        return model_ids
+    return frozenset(as_ids(params.eos_token_id))
+
+
+def model_eos_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
+    """Collect EOS ids of a model: generation_config's, else config's; and the tokenizer's."""
+    generation = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    config = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    own = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(as_ids(config if generation is None else generation)) | frozenset(as_ids(own))
+
+
+def cut(
+    tokens: list[int], room: int, eos: frozenset[int], room_reason: FinishReason
+) -> tuple[int, FinishReason | None]:
+    """Find how many of a block's tokens a row commits, and why it ends there, if it does.
+
+    room: how many tokens the row may still commit, at least 1. An EOS is committed, what follows is not.
+    """
+    for i, token in enumerate(tokens[:room]):
+        if token in eos:
+            return i + 1, FinishReason.EOS
+    return (room, room_reason) if len(tokens) >= room else (len(tokens), None)
+
+
+def as_ids(value: int | Iterable[int] | None) -> Iterable[int]:
+    """Give one id, several or none as ids."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

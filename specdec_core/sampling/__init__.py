@@ -1,0 +1,1 @@
+"""From raw logits to p."""
