@@ -37,7 +37,7 @@ class Decoded:
     rounds: int = 0  # of all rows
     forwards: int = 0
     draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
+    target_seconds: float = 0.0
     drafted: int = 0
     accepted: Counter[int] = field(default_factory=Counter)  # tokens accepted in a round -> rounds
     widths: Counter[int] = field(default_factory=Counter)  # tokens of a block -> forwards
@@ -84,7 +84,7 @@ def _count(done: Decoded, each: Any) -> None:
     done.forwards += 1
     done.widths[1 + each.draft.nodes] += 1
     done.draft_seconds += each.seconds.get("draft", 0.0)
-    done.verify_seconds += each.seconds.get("verify", 0.0)
+    done.target_seconds += each.seconds.get("target", 0.0)
     done.drafted += each.draft.nodes * each.draft.rows
     for tokens, path in zip(outcome.tokens, outcome.paths, strict=True):
         done.rounds += 1
@@ -125,7 +125,7 @@ def forecast(run: Decoded, plain: Decoded, curve: CostCurve) -> Forecast:
     """Predict the speed-up over plain decoding of the same mode."""
     tokens = expected_tokens_by_depth(run.by_depth)
     verify = curve.mean(run.widths)
-    one = plain.verify_seconds / plain.forwards
+    one = plain.target_seconds / plain.forwards
     draft = run.draft_seconds / run.forwards / one
     return Forecast(tokens, verify, draft, tokens / (verify + draft))
 

@@ -148,7 +148,7 @@ def _speculation(lines: Sequence[Line]) -> list[str]:
                 f"{x['tokens_per_round']:.2f}",
                 f"{x['verify_cost']:.2f}",
                 "" if x["c"] is None else f"{x['c']:.3f}",
-                f"{x['verify_ms']:.2f} + {x['draft_ms']:.2f} + {x['other_ms']:.2f}",
+                f"{x['target_ms']:.2f} + {x['draft_ms']:.2f} + {x['other_ms']:.2f}",
                 "yes" if x["same_text"] else "no",
             ]
         )

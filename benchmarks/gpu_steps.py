@@ -25,7 +25,7 @@ def plain_speed(subject: Subject, mode: str) -> Iterator[Line]:
     yield {
         "rate": done.rate,
         "step_ms": 1000 * step,
-        "forward_ms": 1000 * done.verify_seconds / done.forwards,
+        "forward_ms": 1000 * done.target_seconds / done.forwards,
         "bytes_read": read,
         "bandwidth_share": None if subject.bandwidth is None else read / step / subject.bandwidth,
     }
@@ -102,7 +102,7 @@ def _compared(runs: Sequence[Decoded], plains: Sequence[Decoded], curve: CostCur
     said = forecast(run, plain, curve)
     speedup = statistics.median(a.rate / b.rate for a, b in zip(runs, plains, strict=True))
     drafted = run.drafted / run.rounds
-    other = run.seconds - run.verify_seconds - run.draft_seconds
+    other = run.seconds - run.target_seconds - run.draft_seconds
     return {
         "rate": run.rate,
         "plain_rate": plain.rate,
@@ -114,9 +114,9 @@ def _compared(runs: Sequence[Decoded], plains: Sequence[Decoded], curve: CostCur
         "verify_cost": said.verify_cost,
         "draft_cost": said.draft_cost,
         "c": said.draft_cost / drafted if drafted else None,
-        "verify_ms": 1000 * run.verify_seconds / run.forwards,
+        "target_ms": 1000 * run.target_seconds / run.forwards,
         "draft_ms": 1000 * run.draft_seconds / run.forwards,
         "other_ms": 1000 * other / run.forwards,
-        "plain_other_ms": 1000 * (plain.seconds - plain.verify_seconds) / plain.forwards,
+        "plain_other_ms": 1000 * (plain.seconds - plain.target_seconds) / plain.forwards,
         "same_text": run.said == plain.said,
     }

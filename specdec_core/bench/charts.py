@@ -25,7 +25,7 @@ _PLOT = (40.0, 26.0, 340.0, 200.0)  # left, top, right, bottom of a line chart
 PARTS = {
     "prefill_seconds": ("reading prompts", "#b9a7d6"),
     "draft_seconds": ("drafting", "#e2a03f"),
-    "verify_seconds": ("target forwards", "#3f7fb5"),
+    "target_seconds": ("target forwards", "#3f7fb5"),
     "other_seconds": ("other", "#c9ced6"),
 }
 

@@ -97,8 +97,8 @@ def measure_cost(
     took: list[tuple[int, float]] = []
     with closing(decoder.rounds([list(prompt)] * batch, params)) as run:
         for done in run:
-            if not done.batch.first and "verify" in done.seconds:
-                took.append((1 + done.draft.nodes, done.seconds["verify"]))
+            if not done.batch.first and "target" in done.seconds:
+                took.append((1 + done.draft.nodes, done.seconds["target"]))
             if len(took) == rounds:
                 break
     return _curve(batch, len(prompt), took, widths)

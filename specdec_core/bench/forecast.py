@@ -93,10 +93,10 @@ def _differences(
     behind = (method.accepted + method.rounds - method.new_tokens) / method.new_tokens
     if behind >= _WORTH_SAYING:
         found.append(f"accepted tokens behind the end of a text: {behind:.0%} of it")
-    if method.verify_seconds is not None:
+    if method.target_seconds is not None:
         expected = one * curve.mean(method.widths) * method.decode_forwards
-        if abs(method.verify_seconds / expected - 1) >= 2 * _WORTH_SAYING:
-            found.append(f"blocks took {method.verify_seconds / expected:.2f}x of what t_v(m) says")
+        if abs(method.target_seconds / expected - 1) >= 2 * _WORTH_SAYING:
+            found.append(f"blocks took {method.target_seconds / expected:.2f}x of what t_v(m) says")
     found += _thin_blocks(method, plain, curve.batch)
     if not found and abs(measured / speedup - 1) >= 2 * _WORTH_SAYING:
         found.append("no part of it stands out: the rest is spread")

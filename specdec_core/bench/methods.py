@@ -47,7 +47,7 @@ class Run:
     block_rows: int = 0  # rows of those forwards, all together
     prefill_seconds: float | None = None
     draft_seconds: float | None = None  # None: not told apart from other time
-    verify_seconds: float | None = None
+    target_seconds: float | None = None
 
     @property
     def new_tokens(self) -> int:

@@ -118,7 +118,7 @@ class _Book:
             block_rows=self._block_rows,
             prefill_seconds=self._seconds["prefill"],
             draft_seconds=self._seconds["draft"],
-            verify_seconds=self._seconds["verify"],
+            target_seconds=self._seconds["target"],
         )
 
 

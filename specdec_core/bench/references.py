@@ -122,7 +122,7 @@ def _run(seconds: float, token_ids: list[list[int]], seen: _Seen, prompt: int, d
         widths={width: later.count(width) for width in sorted(set(later))},
         block_rows=rows * len(later),
         prefill_seconds=seen.seconds[0] if timed else None,
-        verify_seconds=sum(seen.seconds[1:]) if timed else None,
+        target_seconds=sum(seen.seconds[1:]) if timed else None,
     )
 
 

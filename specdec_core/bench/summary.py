@@ -41,7 +41,7 @@ class Figures:
     block_rows: int
     prefill_seconds: float | None
     draft_seconds: float | None
-    verify_seconds: float | None
+    target_seconds: float | None
 
     @property
     def tokens_per_second(self) -> float:
@@ -71,7 +71,7 @@ class Figures:
     @property
     def other_seconds(self) -> float:
         """What is in no part that was timed."""
-        parts = (self.prefill_seconds, self.draft_seconds, self.verify_seconds)
+        parts = (self.prefill_seconds, self.draft_seconds, self.target_seconds)
         return max(self.seconds - sum(part or 0.0 for part in parts), 0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Figures:
         }
 
     def _parts(self) -> list[tuple[str, float | None]]:
-        names = ("prefill_seconds", "draft_seconds", "verify_seconds", "other_seconds")
+        names = ("prefill_seconds", "draft_seconds", "target_seconds", "other_seconds")
         return [(name, getattr(self, name)) for name in names]
 
     def _each(self, count: int) -> float:
@@ -136,15 +136,15 @@ def summarize(units: Sequence[dict[str, Any]], method: str, baseline: str) -> Fi
         block_rows=sum(run.block_rows for run in every),
         prefill_seconds=_median_seconds(runs, "prefill_seconds"),
         draft_seconds=_median_seconds(runs, "draft_seconds"),
-        verify_seconds=_median_seconds(runs, "verify_seconds"),
+        target_seconds=_median_seconds(runs, "target_seconds"),
     )
 
 
 def one_token_seconds(figures: Figures) -> float | None:
     """Read t_v(1) off what plain decoding did: seconds of a forward over one token a row."""
-    if figures.method != PLAIN or not figures.decode_forwards or figures.verify_seconds is None:
+    if figures.method != PLAIN or not figures.decode_forwards or figures.target_seconds is None:
         return None
-    return figures.verify_seconds / figures.decode_forwards
+    return figures.target_seconds / figures.decode_forwards
 
 
 def _runs(units: Iterable[dict[str, Any]], method: str) -> Runs:

@@ -21,7 +21,7 @@ _COLUMNS = (
     "forwards",
     "tokens",
     "draft",
-    "verify",
+    "target",
     "other",
     "same ids",
 )
@@ -79,7 +79,7 @@ def _cells(row: Row, section: Row, settings: Row) -> list[str]:
         number("forwards", ".0f"),
         number("new_tokens", ".6g"),
         share("draft_seconds"),
-        share("verify_seconds"),
+        share("target_seconds"),
         share("other_seconds"),
         ids_shown(row, section, settings),
     ]

@@ -27,7 +27,7 @@ class Round:
     batch: Batch
     draft: Draft
     outcome: Outcome
-    seconds: dict[str, float]  # prefill, draft, verify
+    seconds: dict[str, float]  # prefill, draft, target
 
 
 def rounds(
@@ -47,7 +47,7 @@ def rounds(
             budget = length.budget(batch)
             with clock.part("draft"):
                 checked = drafter.propose(batch.context, budget, length.cut)
-            with clock.part("prefill" if batch.first else "verify"):
+            with clock.part("prefill" if batch.first else "target"):
                 logits = target.score(batch, checked)
             p = distributions(logits, batch.params, batch.history(checked))
             verdict = judged(verifier, p, checked.draft, batch.rng)

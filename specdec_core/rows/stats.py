@@ -46,8 +46,8 @@ class Stats:
     acceptance_histogram: list[int] = field(default_factory=list)  # index: tokens accepted in the round
     by_drafter: dict[str, MemberStats] = field(default_factory=dict)  # of a combination: what each did
     prefill_seconds: float = 0.0  # target forwards that fed prompt tokens, a row's first round included
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0  # all other target forwards
+    draft_seconds: float = 0.0  # the drafter, proposing and observing
+    target_seconds: float = 0.0  # all other target forwards; what the verifier takes is in `other_seconds`
     total_seconds: float = 0.0
     time_to_first_token: float | None = None
 
@@ -80,7 +80,7 @@ class Stats:
     @property
     def other_seconds(self) -> float:
         """What is neither drafting nor a target forward."""
-        return max(self.total_seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds, 0.0)
+        return max(self.total_seconds - self.prefill_seconds - self.draft_seconds - self.target_seconds, 0.0)
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,17 +99,17 @@ class Stats:
             self.by_drafter.setdefault(source, MemberStats()).add(MemberStats(1, drafted, accepted))
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
-        """Add the seconds of a round by part: prefill, draft, verify."""
+        """Add the seconds of a round by part: prefill, draft, target."""
         self.prefill_seconds += seconds.get("prefill", 0.0)
         self.draft_seconds += seconds.get("draft", 0.0)
-        self.verify_seconds += seconds.get("verify", 0.0)
+        self.target_seconds += seconds.get("target", 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Give every field and figure by name, as `--json` prints them."""
         names = (
             "prompt_tokens reused_tokens new_tokens rounds target_calls drafted_tokens accepted_tokens "
             "acceptance_rate mean_acceptance_length tokens_per_target_call acceptance_histogram "
-            "acceptance_by_depth prefill_seconds time_to_first_token draft_seconds verify_seconds "
+            "acceptance_by_depth prefill_seconds time_to_first_token draft_seconds target_seconds "
             "other_seconds total_seconds tokens_per_second"
         )
         figures: dict[str, Any] = {name: getattr(self, name) for name in names.split()}
@@ -138,4 +138,4 @@ class Stats:
 
 
 _COUNTS = "prompt_tokens reused_tokens new_tokens rounds prefill_calls drafted_tokens accepted_tokens".split()
-_SECONDS = ["prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"]
+_SECONDS = ["prefill_seconds", "draft_seconds", "target_seconds", "total_seconds"]

@@ -36,7 +36,7 @@ def figures(method: str = "fast", **changes: Any) -> Figures:
         "block_rows": 49,
         "prefill_seconds": 0.0,
         "draft_seconds": 0.098,
-        "verify_seconds": 0.9,
+        "target_seconds": 0.9,
     }
     return Figures(method=method, **(values | changes))
 
@@ -51,7 +51,7 @@ PLAIN = figures(
     widths={1: 99},
     block_rows=99,
     draft_seconds=0.0,
-    verify_seconds=0.99,
+    target_seconds=0.99,
 )
 
 
@@ -83,7 +83,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_reasons_that_the_formula_leaves_out() -> None:
-    slow = figures(seconds=2.0, prefill_seconds=0.2, accepted=60, verify_seconds=0.98)
+    slow = figures(seconds=2.0, prefill_seconds=0.2, accepted=60, target_seconds=0.98)
     found = predict(slow, PLAIN, CostCurve(1, 9, {1: 0.01}, {1: 1.0}), measured=1.0)
     assert found is not None
     assert found.reasons[0] == "drafting costs 0.20 forwards a round"

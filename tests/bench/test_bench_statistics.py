@@ -63,7 +63,7 @@ def run(seconds: float, ids: list[list[int]], **more: Any) -> dict[str, Any]:
         "block_rows": 3,
         "prefill_seconds": seconds / 4,
         "draft_seconds": 0.0,
-        "verify_seconds": seconds / 2,
+        "target_seconds": seconds / 2,
     }
     return plain | more
 

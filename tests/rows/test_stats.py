@@ -49,7 +49,7 @@ def check_identities(stats: Stats, *, trimmed: int = 0) -> None:
     assert stats.target_calls == stats.rounds + stats.prefill_calls
     assert sum(stats.acceptance_by_depth) == pytest.approx(stats.mean_acceptance_length - 1)
     assert stats.acceptance_by_depth == sorted(stats.acceptance_by_depth, reverse=True)
-    parts = stats.prefill_seconds + stats.draft_seconds + stats.verify_seconds + stats.other_seconds
+    parts = stats.prefill_seconds + stats.draft_seconds + stats.target_seconds + stats.other_seconds
     assert parts == pytest.approx(stats.total_seconds)
     assert stats.time_to_first_token is not None
     assert 0 < stats.time_to_first_token <= stats.total_seconds
@@ -192,9 +192,9 @@ def test_pooling_by_hand() -> None:
     assert pooled.acceptance_by_depth == pytest.approx([2 / 3, 2 / 3, 1 / 3])
     assert pooled.acceptance_rate == pytest.approx(5 / 11)
     assert (pooled.prompt_tokens, pooled.new_tokens, pooled.total_seconds) == (7, 8, 3.0)
-    run = Stats(total_seconds=2.5, verify_seconds=1.0)
+    run = Stats(total_seconds=2.5, target_seconds=1.0)
     timed = Stats.pooled([first, second], run)
-    assert (timed.total_seconds, timed.verify_seconds, timed.other_seconds) == (2.5, 1.0, 1.5)
+    assert (timed.total_seconds, timed.target_seconds, timed.other_seconds) == (2.5, 1.0, 1.5)
     assert Stats.pooled([]).mean_acceptance_length == 0.0
     assert first.acceptance_histogram == [1, 0, 1]  # the parts are left as they are
 
@@ -239,7 +239,7 @@ def test_times_are_booked_where_they_are_spent(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     assert (stats.rounds, stats.prefill_calls) == (4, 1)
     assert stats.draft_seconds >= 4 * 0.03
-    assert stats.verify_seconds >= 3 * 0.02
+    assert stats.target_seconds >= 3 * 0.02
     assert stats.prefill_seconds >= 2 * 0.02
     assert stats.time_to_first_token is not None
     assert stats.time_to_first_token >= 0.07
@@ -253,7 +253,7 @@ def test_every_figure_is_given_by_name() -> None:
     documented = (
         "prompt_tokens new_tokens rounds target_calls drafted_tokens accepted_tokens acceptance_rate "
         "mean_acceptance_length tokens_per_target_call acceptance_histogram acceptance_by_depth "
-        "prefill_seconds time_to_first_token draft_seconds verify_seconds other_seconds total_seconds "
+        "prefill_seconds time_to_first_token draft_seconds target_seconds other_seconds total_seconds "
         "tokens_per_second"
     ).split()
     assert [name for name in figures if name in documented] == documented

@@ -1,6 +1,6 @@
 """A lean forward pass over the weights of a Qwen3 model: exits, layer dropout, bfloat16 without autocast.
 
-On a CPU it runs about 1.5 times faster than the forward of the model. `tests/demo/test_demo.py` compares them.
+On a CPU it runs about 1.5 times faster than the model itself; `tests/demo/test_demo.py` compares the two.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def measure(
 def table(plain: list[Stats], made: list[Pair]) -> Iterable[str]:
     """Show what was measured."""
     base = Stats.pooled(plain)
-    step = base.verify_seconds / max(1, base.rounds - len(plain))
+    step = base.target_seconds / max(1, base.rounds - len(plain))
     yield (
         "| drafter | verifier | acceptance | tokens a target call | c | wall time, plain = 1 | speed-up "
         "| predicted | same ids |\n|---|---|---|---|---|---|---|---|---|"
