@@ -44,9 +44,9 @@ def rounds(
             with clock.part("prefill"):
                 for earlier in target.prefill(batch):
                     drafter.observe(earlier)
-            budget = length.budget(batch)
+            plan = length.plan(batch)
             with clock.part("draft"):
-                checked = drafter.propose(batch.context, budget, length.cut)
+                checked = drafter.propose(batch.context, plan.budget, plan.cut)
             with clock.part("prefill" if batch.first else "target"):
                 logits = target.score(batch, checked)
             p = distributions(logits, batch.params, batch.history(checked))
@@ -57,6 +57,6 @@ def rounds(
             with clock.part("draft"):
                 drafter.observe(outcome)
             seconds = batch.count_time(clock)
-            length.update(batch, checked.draft, outcome, seconds)
+            length.learn(plan, batch, checked.draft, outcome, seconds)
             with clock.away():
                 yield Round(batch, checked.draft, outcome, seconds)

@@ -32,6 +32,7 @@ from specdec_core.length.acceptance import (
 )
 from specdec_core.length.costs import RoundCosts
 from specdec_core.length.cuts import by_columns, by_rows, kept
+from specdec_core.length.policy import Plan, deepest
 from specdec_core.rows.batch import Batch
 
 _MARGIN = 1.02  # drafting must promise so much more than plain decoding: estimates are noisy
@@ -95,7 +96,7 @@ class AdaptiveLength:
 
     # --- before the draft
 
-    def budget(self, batch: Batch) -> Budget:
+    def plan(self, batch: Batch) -> Plan:
         """Ask for all that the host drafts, and of what a model drafts for what pays."""
         self._first = batch.first
         self._states = [self._state(row.id) for row in batch.rows]
@@ -106,20 +107,21 @@ class AdaptiveLength:
         if self._paused:
             self._left -= 1
             self._depths = [0] * len(self._states)
-            return Budget(self._depths, 0)
+            return Plan(Budget(self._depths, 0), self._cut)
         self._weigh(batch)
-        rooms = [max(min(self.depth, row.room - 1), 0) for row in batch.rows]
-        deepest = self.depth
+        rooms = [deepest(row, self.depth) for row in batch.rows]
+        most = self.depth
         if not all(state.hosted for state in self._states):
-            deepest = self._model_depth(rooms)
+            most = self._model_depth(rooms)
         pairs = list(zip(rooms, self._states, strict=True))
-        self._depths = [room if state.hosted else min(room, deepest) for room, state in pairs]
+        self._depths = [room if state.hosted else min(room, most) for room, state in pairs]
         hosted = any(state.hosted for _, state in pairs)
-        return Budget(
+        budget = Budget(
             self._depths,
-            self.nodes if hosted else self._sizes[deepest],
+            self.nodes if hosted else self._sizes[most],
             self._goes_on if self._asks else None,
         )
+        return Plan(budget, self._cut)
 
     def _state(self, row: int) -> _RowState:
         if row not in self._rows:
@@ -137,7 +139,7 @@ class AdaptiveLength:
                 state.weight = 1.0
             return
         rounds = [
-            (row.room / state.pace) ** _LAST for row, state in zip(batch.rows, self._states, strict=True)
+            (row.left / state.pace) ** _LAST for row, state in zip(batch.rows, self._states, strict=True)
         ]
         mean = sum(rounds) / len(rounds)
         shared = 1.0 - self._costs.curve(1) / self._costs.curve(len(rounds))
@@ -190,7 +192,7 @@ class AdaptiveLength:
 
     # --- behind the draft, before anything is checked
 
-    def cut(self, draft: Draft) -> Draft:
+    def _cut(self, draft: Draft) -> Draft:
         """Keep what pays, of what was made on the host: by what the host knows alone."""
         if draft.host is None:
             return draft
@@ -292,7 +294,9 @@ class AdaptiveLength:
 
     # --- after the round
 
-    def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
+    def learn(
+        self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]
+    ) -> None:
         """Learn from a round: what was drafted and committed, and the seconds of its parts."""
         self._time(len(batch.rows), draft, seconds, outcome)
         shown = False

@@ -1,33 +1,48 @@
-"""How many tokens to draft."""
+"""How many tokens to draft: what every length policy is, and the fixed one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.interfaces import Budget, Capabilities, Outcome
 from specdec_core.rows.batch import Batch
+from specdec_core.rows.row import Row
 
 DraftTokens: TypeAlias = int | Literal["auto"] | None
 """What a caller asks for: a depth, the length that pays most at each time, or the drafter's own depth."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What one round may draft, by what was known before any of it was drawn."""
+
+    budget: Budget
+    cut: Callable[[Draft], Draft] | None = None  # leaves out nodes of what was proposed; None: none
+
+
 class LengthPolicy(Protocol):
-    """Decides each round how much may be drafted, from what is known before the draws."""
+    """Plans each round, and learns from what came of it. Rows join and leave at any round."""
 
     @property
     def nodes(self) -> int:
         """Most nodes of a row that it ever asks for."""
 
-    def budget(self, batch: Batch) -> Budget:
+    def plan(self, batch: Batch) -> Plan:
         """Say how much these rows may draft."""
 
-    def cut(self, draft: Draft) -> Draft:
-        """Leave out nodes of what was proposed, for what the host knew before any of it was drawn."""
+    def learn(
+        self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]
+    ) -> None:
+        """Learn from a round that was planned: what was drafted and committed, and what its parts took."""
 
-    def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
-        """Learn from a round: what was drafted and committed, and the seconds of its parts."""
+
+def deepest(row: Row, depth: int) -> int:
+    """Give the deepest node that a row has room for; the token that a round adds of its own comes behind."""
+    own = depth if row.deepest is None else min(row.deepest, depth)
+    return max(min(own, row.left - 1), 0)
 
 
 @dataclass(frozen=True)
@@ -44,13 +59,11 @@ class FixedLength:
         depth = own if draft_tokens is None else min(draft_tokens, own)
         return cls(depth, capabilities.nodes if capabilities.makes_trees else depth)
 
-    def budget(self, batch: Batch) -> Budget:
-        """Leave room for the token that a round adds of its own."""
-        return Budget([max(min(self.depth, row.room - 1), 0) for row in batch.rows], self.nodes)
+    def plan(self, batch: Batch) -> Plan:
+        """Ask for that depth."""
+        return Plan(Budget([deepest(row, self.depth) for row in batch.rows], self.nodes))
 
-    def cut(self, draft: Draft) -> Draft:
-        """Leave out nothing."""
-        return draft
-
-    def update(self, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]) -> None:
+    def learn(
+        self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]
+    ) -> None:
         """Learn nothing."""

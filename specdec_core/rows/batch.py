@@ -38,6 +38,11 @@ class Batch:
         return tuple(row.place for row in self.rows)
 
     @cached_property
+    def kind(self) -> str:
+        """Names of the verifiers of its rows: rounds of one kind cost alike."""
+        return ""
+
+    @cached_property
     def params(self) -> tuple[SamplingParams, ...]:
         """Params of each row."""
         return tuple(row.params for row in self.rows)

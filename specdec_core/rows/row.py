@@ -28,7 +28,8 @@ class Row:
     own_seed: int | None = None  # of its draws, where no other row may share them
     place: int = -1
     began: float = 0.0  # when it was admitted, on the run's clock
-    tokens: list[int] = field(default_factory=list)  # committed, prompt included
+    tokens: list[int] = field(init=False)  # committed, prompt included
+    deepest: int | None = None  # node that may be drafted for it; None: as deep as the drafter can
     finished: FinishReason | None = None
     error: ConstraintError | None = None  # why it has no result
     text: RowText | None = None  # kept while generating only where stops or a stream need it
@@ -38,8 +39,8 @@ class Row:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         self.stats.prompt_tokens = len(self.prompt)
-        if self.room <= 0:
-            self.finished = self._room_reason
+        if self.left <= 0:
+            self.finished = self._end_reason
         elif self.walk is not None and self.walk.ended:
             self.finished = FinishReason.STOP
 
@@ -49,20 +50,20 @@ class Row:
         return self.tokens[len(self.prompt) :]
 
     @property
-    def room(self) -> int:
+    def left(self) -> int:
         """How many tokens may still be committed."""
         by_cap = len(self.prompt) + self.params.max_new_tokens - len(self.tokens)
         return by_cap if self.context_limit is None else min(by_cap, self.context_limit - len(self.tokens))
 
     @property
-    def _room_reason(self) -> FinishReason:
+    def _end_reason(self) -> FinishReason:
         by_cap = len(self.prompt) + self.params.max_new_tokens
         over = self.context_limit is not None and self.context_limit < by_cap
         return FinishReason.CONTEXT if over else FinishReason.LENGTH
 
     def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
         """Append a block, cut where the row ends; return how many tokens were kept."""
-        kept, self.finished = cut(tokens, self.room, self.eos, self._room_reason)
+        kept, self.finished = cut(tokens, self.left, self.eos, self._end_reason)
         if self.walk is not None:
             kept = self._constrained(self.walk, tokens[:kept])
         if self.text is not None:

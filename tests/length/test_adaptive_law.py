@@ -84,11 +84,11 @@ class Branch:
             goes_on(
                 policy, [float(q.max()) for _, _, q in drafted.nodes[: policy.depth - 1] if q is not None]
             )
-        block = [*(drafted.nodes[node][0] for node in path), last][: row.room]
+        block = [*(drafted.nodes[node][0] for node in path), last][: row.left]
         row.said += len(block)
         real = sum(parent != HOLE for _, parent, _ in drafted.nodes)
         row.stats.count_round(real, len(path), len(block))
-        row.finished = None if row.room else FinishReason.LENGTH
+        row.finished = None if row.left else FinishReason.LENGTH
         text = (*self.text, *block)
         clock: Any = policy._now
         clock.__self__.seconds += STEEP(1 + len(drafted.nodes)) * (1 + 0.3 * (sum(text) % 2))

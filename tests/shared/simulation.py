@@ -46,7 +46,7 @@ class Row:
     stats: Stats = field(default_factory=Stats)
 
     @property
-    def room(self) -> int:
+    def left(self) -> int:
         return len(self.text) - self.said
 
     @property
@@ -221,7 +221,7 @@ def _round(
         tokens = row.text[row.said : row.said + len(path) + 1]
         row.said += len(tokens)
         said.append(tokens)
-        row.finished = None if row.room else FinishReason.LENGTH
+        row.finished = None if row.left else FinishReason.LENGTH
         count = draft.nodes if draft.counts is None else draft.counts[rows.index(row)]
         row.stats.count_round(min(count, draft.nodes), len(path), len(tokens))
     done.seconds += took
