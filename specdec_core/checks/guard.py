@@ -33,13 +33,18 @@ Cut = Callable[[Draft], Draft]
 class GuardedDrafter:
     """A drafter that may fail: with `strict` it raises, else it is dropped with one warning.
 
-    A dropped drafter is left out until `renew`, at the next run.
+    A dropped drafter is left out until `renew`.
+
+    own: capabilities in rounds without constraints, where these are narrower: see `Forcing`.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, *, strict: bool = False) -> None:
+    def __init__(
+        self, drafter: Drafter, vocab_size: int, *, strict: bool = False, own: Capabilities | None = None
+    ) -> None:
         self.drafter, self.vocab_size, self.strict = drafter, vocab_size, strict
         self.dropped = False
         self.capabilities: Capabilities = drafter.capabilities
+        self._own = self.capabilities if own is None else own
         self._admitted: set[int] = set()
 
     @property
@@ -72,12 +77,14 @@ class GuardedDrafter:
         if not self.dropped and any(budget.depth):
             with self._fenced("propose"):
                 draft = self.drafter.propose(context, budget)
-                _check_on_host(draft, context, self.vocab_size, self.capabilities, self.name)
+                free = all(params.constraint is None for params in context.params)
+                can = self._own if free else self.capabilities
+                _check_on_host(draft, context, self.vocab_size, can, self.name)
                 if draft.nodes and cut is not None:
                     draft = cut(draft)
                 if draft.nodes:
                     check = check_chains if draft.chain and draft.hosted else check_values
-                    return check(draft, budget, self.capabilities, self.vocab_size)
+                    return check(draft, budget, can, self.vocab_size)
         return CheckedDraft.empty(len(context.rows), context.device)
 
     def observe(self, outcome: Outcome) -> None:

@@ -7,6 +7,7 @@ indexed with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from specdec_core.contract.distributions import TargetDistributions
 from specdec_core.contract.draft import ROOT, Draft, Verdict
 from specdec_core.contract.errors import SpecdecError, VerifierError
 from specdec_core.contract.interfaces import RowRng, Verifier
+from specdec_core.contract.transfer import on_device
 
 _RULES = (
     "a path that does not lead from the root down the draft's nodes",
@@ -26,22 +28,35 @@ _NOWHERE = -3  # no node's parent
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CheckedVerdict:
-    """A verdict that can be indexed with; it may only be used once `check` has passed the flags."""
+    """A verdict that can be indexed with; a row may use it only if its flags turn out to be 0."""
 
-    verifier: str
     path: Tensor  # int64 [B, d]
     next_token: Tensor  # int64 [B]
     flags: Tensor  # int64 [B]: broken rules, a bit each
 
-    def check(self, flags: int) -> None:
-        """Read the flags of all rows, once they are on the host.
+    @classmethod
+    def none(cls, rows: int, device: torch.device) -> CheckedVerdict:
+        """Make what stands for a verdict in rows that have none."""
+        nothing = torch.zeros(rows, dtype=torch.int64, device=device)
+        return cls(nothing.new_empty((rows, 0)), nothing, nothing)
 
-        Raises:
-            VerifierError: names the verifier and the rule.
-        """
-        if flags:
-            rule = " and ".join(text for bit, text in enumerate(_RULES) if flags >> bit & 1)
-            raise _violation(self.verifier, f"its verdict has {rule}")
+    @classmethod
+    def merged(cls, parts: Sequence[tuple[CheckedVerdict, Sequence[int]]]) -> CheckedVerdict:
+        """Put verdicts on different rows together; a part is a verdict and, for each of its rows, which."""
+        rows, width = sum(len(index) for _, index in parts), max(part.path.shape[1] for part, _ in parts)
+        like = parts[0][0].next_token
+        path, next_token, flags = like.new_full((rows, width), -1), like.new_zeros(rows), like.new_zeros(rows)
+        for part, index in parts:
+            at = on_device(index, like.device)
+            path[at, : part.path.shape[1]] = part.path
+            next_token[at], flags[at] = part.next_token, part.flags
+        return cls(path, next_token, flags)
+
+
+def broken_verdict(verifier: Verifier, flags: int) -> VerifierError:
+    """Say which rules a row's flags stand for, once they are on the host."""
+    rule = " and ".join(text for bit, text in enumerate(_RULES) if flags >> bit & 1)
+    return _violation(verifier.name, f"its verdict has {rule}")
 
 
 def judged(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng) -> CheckedVerdict:
@@ -69,13 +84,13 @@ def _check_values(verdict: Verdict, draft: Draft, vocab_size: int, name: str) ->
     if verdict.path.shape[1] > draft.nodes:
         flags = flags | (verdict.path[:, draft.nodes :] != -1).any(dim=1)
     if not path.shape[1]:
-        return CheckedVerdict(name, path, safe_token, flags)
+        return CheckedVerdict(path, safe_token, flags)
     safe = path.clamp(0, draft.nodes - 1)
     above = torch.where(path >= 0, path, _NOWHERE)  # behind the end of a path there is nothing
     above = torch.nn.functional.pad(above[:, :-1], (1, 0), value=ROOT)
     follows = (safe == path) & (draft.parents.gather(1, safe) == above)
     wrong = (path != -1) & ~follows
-    return CheckedVerdict(name, path.masked_fill(wrong, -1), safe_token, flags | wrong.any(dim=1))
+    return CheckedVerdict(path.masked_fill(wrong, -1), safe_token, flags | wrong.any(dim=1))
 
 
 def _check_on_host(verdict: object, draft: Draft, name: str) -> None:

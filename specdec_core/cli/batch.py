@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -122,6 +123,7 @@ class _Book:
         self, file: TextIO, source: str, advance: Callable[[], object], settings: Settings | None
     ) -> None:
         self._file, self._source, self._advance, self._settings = file, source, advance, settings
+        self._lock = threading.Lock()  # what is refused is told by the thread that reads the input
         self._samples: dict[int, list[GenerationResult]] = {}  # of rows whose others are under way
         self._began = time.perf_counter()
         self._stats = Stats()
@@ -152,9 +154,10 @@ class _Book:
 
     def _write(self, entry: Entry, row: dict[str, Any]) -> None:
         identity = {} if entry.id is None else {"id": entry.id}
-        print_json({"line": entry.line, **identity, **row}, self._file)
-        self.rows += 1
-        self._advance()
+        with self._lock:
+            print_json({"line": entry.line, **identity, **row}, self._file)
+            self.rows += 1
+            self._advance()
 
 
 def _shown(result: GenerationResult) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from specdec_core.contract.logits import BlockLogits
+from specdec_core.contract.transfer import on_device
 
 
 class TargetDistributions:
@@ -41,6 +43,13 @@ class TargetDistributions:
         What a verifier computes from them costs nothing for the nodes it does not visit.
         """
         return TargetDistributions(self._block.at(index).unsqueeze(1), self.greedy)
+
+    def for_rows(self, index: Sequence[int]) -> TargetDistributions:
+        """Select rows by their index."""
+        at = on_device(index, self._block.held.device)
+        return TargetDistributions(
+            self._block.for_rows(at), None if self.greedy is None else self.greedy.index_select(0, at)
+        )
 
     @cached_property
     def argmax(self) -> Tensor:

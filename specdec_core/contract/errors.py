@@ -13,7 +13,7 @@
     ├── VerifierError                     a verifier raised, or its verdict broke a rule of the contract
     ├── ConstraintError                   a constraint leaves nothing to say
     ├── PluginError                       a plugin could not be loaded, or broke while it was being built
-    └── DecoderBusy (RuntimeError)        one decoder was used by two threads, or re-entered
+    └── DecoderBusy (RuntimeError)        a decoder was called from within a round of its own
 
 **For plugin authors.** Raise `UsageError` (or a subclass) from a config validator, `__init__` or `bind`
 to refuse something with a reason: the command line shows that one line and exits with 2. Any other
@@ -25,7 +25,14 @@ from __future__ import annotations
 
 
 class SpecdecError(Exception):
-    """Base of all errors of specdec. The message is always one line; line breaks become spaces."""
+    """Base of all errors of specdec. The message is always one line; line breaks become spaces.
+
+    Attributes:
+        results: where one request of a `generate` call failed, the results of all, in their order, None for
+            those that have none; else None.
+    """
+
+    results: list[object] | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
@@ -115,4 +122,4 @@ class PluginError(SpecdecError):
 
 
 class DecoderBusy(SpecdecError, RuntimeError):
-    """A decoder serves one thread at a time and was called again before its last call had ended."""
+    """A decoder was called from within a round of its own: by a drafter, a verifier, or who watches."""

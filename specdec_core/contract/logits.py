@@ -50,6 +50,12 @@ class BlockLogits:
         values, ids = top_tokens(self.held, k)
         return (values, ids) if self.index is None else (values[self.index], ids[self.index])
 
+    def for_rows(self, index: Tensor) -> BlockLogits:
+        """Select rows: int64 [R]."""
+        if self.index is None:
+            return BlockLogits(self.held.index_select(0, index))
+        return BlockLogits(self.held, self.index.index_select(0, index))
+
     def at(self, index: Tensor) -> Tensor:
         """Select one index of each row: int64 [B] -> [B, V]."""
         rows = torch.arange(index.shape[0], device=index.device)

@@ -25,6 +25,10 @@ class FinishReason(StrEnum):
     """`max_new_tokens` were made."""
     CONTEXT = "context"
     """The target's context limit is reached."""
+    CANCELLED = "cancelled"
+    """Whoever asked for it wants no more of it."""
+    ERROR = "error"
+    """Something about this row failed: its error says what."""
 
 
 _NUMBERS = (

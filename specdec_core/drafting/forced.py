@@ -47,6 +47,8 @@ class Forcing:
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Draft what is forced, and ask the drafter for the other rows."""
+        if all(params.constraint is None for params in context.params):
+            return self.drafter.propose(context, self._own(budget))
         depths = [min(depth, budget.nodes, self.most) for depth in budget.depth]
         chains = [context.forced(i, depth) if depth > 0 else [] for i, depth in enumerate(depths)]
         own = self._own(budget)

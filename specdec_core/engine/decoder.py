@@ -1,36 +1,33 @@
-"""`SpecDecoder`: a target, a drafter and a verifier, ready to generate."""
+"""`SpecDecoder`: a target, a drafter and verifiers, ready to generate."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence, Sized
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from itertools import count
 from typing import Any, TypeVar, overload
 
-import torch
 from torch import nn
 
 from specdec_core.checks.guard import GuardedDrafter
 from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import (
-    DecoderBusy,
     IncompatiblePair,
     InvalidParameter,
     PluginError,
     SpecdecError,
 )
-from specdec_core.contract.interfaces import Capabilities, Drafter, Verifier
+from specdec_core.contract.interfaces import Drafter, Verifier
 from specdec_core.contract.rng import row_seed
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.drafting.forced import Forcing
-from specdec_core.engine.loop import Round, rounds
-from specdec_core.engine.memory import check_room
+from specdec_core.engine.feed import Feed
+from specdec_core.engine.loop import Round
 from specdec_core.engine.off_thread import off_thread
 from specdec_core.engine.requests import Params, make_rows
-from specdec_core.engine.scheduler import Scheduler
+from specdec_core.engine.session import Inbox, Session, plain_mode
 from specdec_core.engine.target import Target, evaluating
 from specdec_core.length.adaptive import AdaptiveLength
 from specdec_core.length.costs import CostCurve, RoundCosts
@@ -56,7 +53,6 @@ from specdec_core.rows.results import GenerationResult, Results, StreamChunk
 from specdec_core.rows.row import Row
 from specdec_core.rows.stats import Stats
 from specdec_core.rows.stopping import model_eos_ids
-from specdec_core.rows.text import RowText
 
 Key = TypeVar("Key")
 
@@ -64,7 +60,7 @@ Key = TypeVar("Key")
 class SpecDecoder:
     """Generates with an unmodified Hugging Face causal language model, faster, and says the same.
 
-    One decoder serves one thread at a time.
+    Calls from several threads, and several streams, share its rounds: each says what it would say alone.
 
     Args:
         model: the target.
@@ -73,7 +69,8 @@ class SpecDecoder:
         verifier: a verifier, its text, or "auto": the most preferred one that fits each call.
         draft_tokens: "auto": in each round the depth that promises most tokens a second, none where
             nothing pays (`specdec_core.length.adaptive`); or a fixed depth; None: the drafter's own, fixed.
-        max_batch: most rows at once; further prompts wait for a place.
+        max_batch: most rows at once, of all calls; further ones wait for a place.
+        memory: most bytes for caches and distributions; rows that do not fit wait. None: what is free.
         strict: raise when a drafter fails or breaks its contract, instead of going on without it.
         reuse_prefixes: feed what rows or calls have in common at the start only once; off for measurements.
         prefill_chunk: most prompt tokens of one forward.
@@ -99,6 +96,7 @@ class SpecDecoder:
         verifier: str | Verifier = "auto",
         draft_tokens: DraftTokens = "auto",
         max_batch: int = 8,
+        memory: int | None = None,
         strict: bool = False,
         reuse_prefixes: bool = True,
         prefill_chunk: int = DEFAULT_CHUNK,
@@ -108,7 +106,9 @@ class SpecDecoder:
         trust_remote_code: bool = False,
         optimize: str | Optimizations = "none",
     ) -> None:
-        _check_counts(draft_tokens=draft_tokens, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        _check_counts(
+            draft_tokens=draft_tokens, max_batch=max_batch, prefill_chunk=prefill_chunk, memory=memory
+        )
         registry = registry or installed_plugins()
         self.drafter = build_drafter(drafter, registry)
         self._auto = verifier == "auto"
@@ -116,7 +116,7 @@ class SpecDecoder:
         if not self._auto:
             check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
         self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
-        with _plain_mode(), evaluating([model]):
+        with plain_mode(), evaluating([model]):
             self.target = Target(
                 model,
                 tokenizer,
@@ -133,12 +133,34 @@ class SpecDecoder:
         self._check_trees()
         claim(self.drafter, self)
         self.target.serve(self.drafter.capabilities)
-        self._guard = GuardedDrafter(self.drafter, self.target.vocab_size, strict=strict)
-        self._forcing = GuardedDrafter(Forcing(self.drafter), self.target.vocab_size, strict=strict)
         self._eos = model_eos_ids(self.target.model, tokenizer)
         self._ids = count(self.drafter.capabilities.next_row)
-        self._busy = threading.Lock()
-        self._costs: dict[str, RoundCosts] = {}  # by verifier
+        self._encoding = threading.Lock()  # tokenizers are not made for several threads
+        self._session = self._new_session(strict, memory)
+
+    def _new_session(self, strict: bool, memory: int | None) -> Session:
+        own = self.drafter.capabilities
+        drafts = self.drafter
+        if all(DraftLaw.ONE_HOT in verifier.laws for verifier in self._verifiers):
+            drafts = Forcing(drafts)
+        self._forced_depth = drafts.capabilities.max_depth
+        guard = GuardedDrafter(drafts, self.target.vocab_size, strict=strict, own=own)
+        clock = Clock(self.target.device)
+        self._length = self._length_policy(clock)
+        return Session(
+            self.target,
+            guard,
+            self._length,
+            clock,
+            lambda prompt, params: self._rows(prompt, params)[0],
+            max_batch=self.max_batch,
+            memory=memory,
+        )
+
+    @property
+    def session(self) -> Session:
+        """Where requests join by hand, as a server does; all calls of this decoder share its rounds."""
+        return self._session
 
     @classmethod
     def from_pretrained(
@@ -175,7 +197,12 @@ class SpecDecoder:
         return cls(model, tokenizer, **options)
 
     def verifier_for(self, params: Sequence[SamplingParams]) -> Verifier:
-        """Give the verifier that rows with these params get."""
+        """Give the verifier that rows with such params get.
+
+        Raises:
+            IncompatiblePair: none fits.
+            InvalidParameter: the one that was asked for does not sample, and a row does.
+        """
         can = self.drafter.capabilities
         verifier = (
             choose(self._verifiers, self.drafter.name, can, params) if self._auto else self._verifiers[0]
@@ -197,15 +224,16 @@ class SpecDecoder:
         Raises:
             UsageError: a prompt is empty, too long or holds unknown ids, or a parameter is wrong.
             DrafterError: with `strict`, the drafter failed.
+            SpecdecError: a request failed; the others were finished: `error.results` has all results.
         """
-        rows, many = make_rows(prompts, params, self.target, self._eos, self._ids)
-        verifier = self.verifier_for([row.params for row in rows])
-        run = Stats()
-        with self._exclusive():
-            for _ in self._run(rows, verifier, run, _constrained(rows)):
-                pass
-        results = [self._result(row, verifier) for row in rows]
-        return Results(results, Stats.pooled([row.stats for row in rows], run)) if many else results[0]
+        rows, many = self._rows(prompts, params)
+        inbox = Inbox()
+        with closing(self._session.follow(rows, inbox)) as steps:
+            results = {id(event.row): event.result for step in steps for event in step.events if event.last}
+        made = [results[id(row)] for row in rows]
+        _raise_first([row.error for row in rows], made)
+        found = [result for result in made if result is not None]
+        return Results(found, Stats.pooled([row.stats for row in rows], inbox.timed)) if many else found[0]
 
     def stream(
         self,
@@ -221,10 +249,10 @@ class SpecDecoder:
 
         watch: is called with every round as it is, before its chunk is given.
         """
-        rows, many = make_rows(prompt, params, self.target, self._eos, self._ids)
+        rows, many = self._rows(prompt, params)
         if many:
             raise InvalidParameter("stream takes one prompt and n=1; use generate for several")
-        return self._stream(rows[0], self.verifier_for([rows[0].params]), watch)
+        return self._stream(rows, watch)
 
     def astream(self, prompt: Prompts, params: SamplingParams | None = None) -> AsyncIterator[StreamChunk]:
         """Stream without blocking the event loop: the asynchronous `stream`.
@@ -238,130 +266,95 @@ class SpecDecoder:
 
         Closing the iterator early leaves the decoder ready for the next call.
         """
-        rows, _ = make_rows(prompts, params, self.target, self._eos, self._ids)
-        return self._rounds(rows, self.verifier_for([row.params for row in rows]))
+        rows, _ = self._rows(prompts, params)
+        return self._rounds(rows)
 
     def finished(
-        self, requests: Iterable[tuple[Key, Prompt, SamplingParams]], like: Sequence[SamplingParams]
+        self, requests: Iterable[tuple[Key, Prompt, SamplingParams]], like: Sequence[SamplingParams] = ()
     ) -> Generator[tuple[Key, GenerationResult | SpecdecError], None, None]:
         """Generate for any number of requests, which are taken one by one as places become free.
 
+        What gives the requests may take its time: it is asked in a thread of its own, and stops nobody.
+
         Args:
             requests: a key of the caller's, a prompt, and its params.
-            like: params such as the requests', which the verifier is chosen for.
+            like: params such as the requests', which are checked at once.
 
         Yields:
             The key, and the result of each sample as soon as it has ended, or the error that refused it.
         """
-        verifier, constrained = self.verifier_for(like), any(p.constraint is not None for p in like)
+        for params in like:
+            self.verifier_for([params])
+        inbox = Inbox(open=True)
         keys: dict[int, Key] = {}  # of rows under way
-        ready: deque[tuple[Key, GenerationResult | SpecdecError]] = deque()
 
-        def rows() -> Iterator[Row]:
-            for key, prompt, params in requests:
-                try:
-                    check_params(verifier, [params])
-                    made, _ = make_rows(prompt, params, self.target, self._eos, self._ids)
-                except SpecdecError as error:
-                    ready.append((key, error))
-                    continue
-                ready.extend((key, self._result(row, verifier)) for row in made if row.finished)
-                keys.update((row.id, key) for row in made if not row.finished)
-                yield from made
+        def enter(request: tuple[Key, Prompt, SamplingParams]) -> tuple[Key, SpecdecError] | None:
+            key, prompt, params = request
+            try:
+                rows, _ = self._rows(prompt, params)
+            except SpecdecError as error:
+                return key, error
+            keys.update((row.id, key) for row in rows)
+            self._session.enter(rows, inbox=inbox)
+            return None
 
-        with self._exclusive(), closing(self._run(rows(), verifier, Stats(), constrained)) as run:
-            for done in run:
-                ended = [row for row in done.batch.rows if row.finished]
-                ready.extend((keys.pop(row.id), row.error or self._result(row, verifier)) for row in ended)
-                while ready:
-                    yield ready.popleft()
-            yield from ready
+        with closing(Feed(self._session, inbox, requests, enter)) as feed:
+            for step in feed.steps():
+                if not step.events:
+                    yield feed.refused()
+                for event in step.events:
+                    if event.last:
+                        yield keys.pop(event.row.id), _told(event.result, event.error)
 
-    def _rounds(self, rows: list[Row], verifier: Verifier) -> Generator[Round, None, None]:
-        with self._exclusive():
-            yield from self._run(rows, verifier, Stats(), _constrained(rows))
+    def _rows(self, prompts: Prompts, params: Params) -> tuple[list[Row], bool]:
+        """Make rows, checked at the border."""
+        with self._encoding:
+            rows, many = make_rows(
+                prompts, params, self.target, self._eos, self._ids, lambda one: self.verifier_for([one])
+            )
+        can = self.drafter.capabilities
+        learns = can.learns or isinstance(self._length, AdaptiveLength)
         for row in rows:
-            if row.error is not None:
-                raise row.error
+            row.deepest = None if row.walk is None else self._forced_depth
+            if learns and not row.verifier.drafter_invariant:
+                # What is learned from a row depends on its draws: it shares none with another of its seed.
+                row.own_seed = row_seed(row.seed, row.id)
+        return rows, many
+
+    def _rounds(self, rows: list[Row]) -> Generator[Round, None, None]:
+        with closing(self._session.follow(rows, Inbox())) as steps:
+            for step in steps:
+                if step.round is not None and any(event.error is None for event in step.events):
+                    yield step.round
+        _raise_first([row.error for row in rows], None)
 
     def _stream(
-        self, row: Row, verifier: Verifier, watch: Callable[[Round], object] | None
+        self, rows: list[Row], watch: Callable[[Round], object] | None
     ) -> Generator[StreamChunk, None, None]:
-        if row.text is None and self.tokenizer is not None:
-            row.text = RowText(self.tokenizer)
-        with self._exclusive(), closing(self._run([row], verifier, Stats(), _constrained([row]))) as run:
-            held: list[int] = []  # the last chunk waits for the finished row's statistics
-            for done in run:
-                if watch is not None:
-                    watch(done)
-                if row.finished is None:
-                    yield StreamChunk(row.text.take() if row.text else "", done.outcome.tokens[0])
-                else:
-                    held = done.outcome.tokens[0]
-            last = row.text.finish() if row.text else ""
-            yield StreamChunk(last, held, self._result(row, verifier))
+        with closing(self._session.follow(rows, Inbox(), stream=True)) as steps:
+            for step in steps:
+                if watch is not None and step.round is not None:
+                    watch(step.round)
+                for event in step.events:
+                    if event.error is not None:
+                        raise event.error
+                    yield StreamChunk(event.text, list(event.token_ids), event.result)
 
-    def _run(
-        self, rows: Iterable[Row], verifier: Verifier, timed: Stats, constrained: bool
-    ) -> Generator[Round, None, None]:
-        clock = Clock(self.target.device)
-        forces = constrained and DraftLaw.ONE_HOT in verifier.laws
-        drafter = self._forcing if forces else self._guard
-        drafter.renew()
-        self.target.check_copies()
-        most = min(len(rows), self.max_batch) if isinstance(rows, Sized) else self.max_batch
-        length = self._length(drafter.capabilities, verifier, clock)
-        learns = drafter.capabilities.learns or isinstance(length, AdaptiveLength)
-        if learns and not verifier.drafter_invariant:
-            rows = [_apart(row) for row in rows] if isinstance(rows, Sized) else map(_apart, rows)
-        check_room(most, length.nodes, self.target.vocab_size, drafter.capabilities, self.target.device)
-        scheduler = Scheduler(rows, self.target, drafter, self.max_batch, length.nodes, clock)
-        run = rounds(scheduler, self.target, drafter, verifier, length, clock)
-        with evaluating(self.target.models), closing(run):
-            while done := _next_round(run):
-                timed.add_seconds(done.seconds)
-                yield done
-        timed.total_seconds = clock.now
-
-    def _length(self, can: Capabilities, verifier: Verifier, clock: Clock) -> LengthPolicy:
-        """Make a call's length policy. What rounds cost is kept: it tells of the machine, not of any text."""
+    def _length_policy(self, clock: Clock) -> LengthPolicy:
+        """Make what decides how much is drafted."""
+        can = self.drafter.capabilities
         if self.draft_tokens != "auto" or not can.max_depth:
             return FixedLength.of(can, None if self.draft_tokens == "auto" else self.draft_tokens)
-        costs = self._costs.get(verifier.name)
-        if costs is None:
-            target = self.target
-            curve = CostCurve.of(
-                target.device.type,
-                wide=target.dtype.itemsize >= 4,
-                packed=holds_packed(target.model),
-            )
-            runner = target.runner
-            costs = RoundCosts(curve, runner.warm_up, ragged=runner.ragged)
-            self._costs[verifier.name] = costs
-        # Where a look at a confidence would be a transfer, nobody asks for one.
-        asks = can.asks and self.target.device.type == "cpu"
-        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
-
-    def _result(self, row: Row, verifier: Verifier) -> GenerationResult:
-        assert row.finished is not None
-        if row.error is not None:
-            raise row.error
-        if row.text is None and self.tokenizer is not None:
-            row.text = RowText(self.tokenizer)
-            row.text.add(row.output)
-        if row.text is not None:
-            row.text.finish()
-        return GenerationResult(
-            text=None if row.text is None else row.text.text,
-            token_ids=row.output,
-            finish_reason=row.finished,
-            logprobs=None if row.params.logprobs is None else row.logprobs,
-            sample=row.sample,
-            prompt_token_ids=list(row.prompt),
-            seed=row.seed,
-            verifier=verifier.name,
-            stats=row.stats,
+        target = self.target
+        curve = CostCurve.of(
+            target.device.type,
+            wide=target.dtype.itemsize >= 4,
+            packed=holds_packed(target.model),
         )
+        costs = RoundCosts(curve, target.runner.warm_up, ragged=target.runner.ragged)
+        # Where a look at a confidence would be a transfer, nobody asks for one.
+        asks = can.asks and target.device.type == "cpu"
+        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
 
     def _bind(self) -> None:
         try:
@@ -381,39 +374,23 @@ class SpecDecoder:
                 f"check chains only: {probed.reason}"
             )
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
-            raise DecoderBusy(
-                "this decoder is in the middle of another call (a stream that was not closed counts); "
-                "finish or close that one first, or use one decoder a thread"
-            )
-        try:
-            yield
-        finally:
-            self._busy.release()
+
+def _told(result: GenerationResult | None, error: Exception | None) -> GenerationResult | SpecdecError:
+    """Give a result, or the error of a request; what no request is to blame for is raised."""
+    if result is not None:
+        return result
+    assert error is not None
+    if not isinstance(error, SpecdecError):
+        raise error
+    return error
 
 
-def _apart(row: Row) -> Row:
-    """Let a row share no draw with another of its seed: what is learned from it depends on those."""
-    row.own_seed = row_seed(row.seed, row.id)
-    return row
-
-
-def _constrained(rows: Iterable[Row]) -> bool:
-    return any(row.walk is not None for row in rows)
-
-
-@contextmanager
-def _plain_mode() -> Iterator[None]:
-    """Leave a caller's inference mode, whose tensors later calls could not write to; record no gradients."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-def _next_round(run: Iterator[Round]) -> Round | None:
-    with _plain_mode():
-        return next(run, None)
+def _raise_first(errors: Sequence[Exception | None], results: list[GenerationResult | None] | None) -> None:
+    """Raise the first error there is, with what was finished all the same."""
+    for error in errors:
+        if error is not None:
+            error.results = results  # type: ignore[attr-defined]
+            raise error
 
 
 @functools.cache
@@ -422,11 +399,14 @@ def installed_plugins() -> Registry:
     return Registry.discover()
 
 
-def _check_counts(*, draft_tokens: DraftTokens, max_batch: int, prefill_chunk: int) -> None:
+def _check_counts(
+    *, draft_tokens: DraftTokens, max_batch: int, prefill_chunk: int, memory: int | None
+) -> None:
     for name, value, least in (
         ("draft_tokens", 0 if draft_tokens in ("auto", None) else draft_tokens, 0),
         ("max_batch", max_batch, 1),
         ("prefill_chunk", prefill_chunk, 2),
+        ("memory", 1 if memory is None else memory, 1),
     ):
         if type(value) is not int or value < least:
             raise InvalidParameter(

@@ -1,7 +1,8 @@
-"""Whether a batch's distributions fit into memory: a batch that would not is refused, with its size."""
+"""Whether another row fits into memory: one that does not waits, or is refused with both sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,31 +10,62 @@ import torch
 from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.interfaces import Capabilities
+from specdec_core.engine.target import Target
+from specdec_core.rows.row import Row
 
 _NEEDS_Q = {DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT}
 _ALWAYS_FITS = 2**26  # bytes; below, memory is not asked
 
 
-def check_room(rows: int, nodes: int, vocab_size: int, can: Capabilities, device: torch.device) -> None:
-    """Refuse a batch before anything of it is allocated.
+class Memory:
+    """Counts what rows need, before anything of it is allocated.
 
-    Counted are, in float32, the target's logits and p after the last pending token and every node, and q of
-    every node where the drafter draws: 4 bytes x rows x ((1 + n) x 2 + n) x V.
+    That is the slots of all caches for their prompts, new tokens and drafts; and in float32 the target's
+    logits and p after the last pending token and every node, and q of every node where the drafter draws:
+    4 bytes x rows x ((1 + n) x 2 + n) x V.
 
-    Raises:
-        InvalidParameter: they are larger than the memory that is free.
+    Args:
+        nodes: n, the most nodes of a row's draft.
+        limit: bytes that may be used; None: what is free on the target's device.
     """
-    indices = 2 * (1 + nodes) + (nodes if can.laws & _NEEDS_Q else 0)
-    wanted = 4 * rows * indices * vocab_size
-    if wanted <= _ALWAYS_FITS:
-        return
-    free = _free(device)
-    if free is not None and wanted > free:
-        raise InvalidParameter(
-            f"max_batch={rows} with drafts of {nodes} nodes over {vocab_size} tokens needs "
-            f"{wanted / 1e9:.1f} GB for its distributions, and {free / 1e9:.1f} GB is free on {device}; "
-            "lower max_batch or the draft length"
+
+    def __init__(self, target: Target, can: Capabilities, nodes: int, limit: int | None) -> None:
+        self._target, self._nodes, self._limit = target, nodes, limit
+        indices = 2 * (1 + nodes) + (nodes if can.laws & _NEEDS_Q else 0)
+        self._of_row = 4 * indices * target.vocab_size
+
+    def fits(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows have room at once."""
+        wanted = self._wanted(rows)
+        there = self._there(wanted)
+        return there is None or wanted <= there
+
+    def refusal(self, row: Row) -> InvalidParameter:
+        """Say why a row has no room, although no other is there."""
+        wanted = self._wanted([row])
+        return InvalidParameter(
+            f"a prompt of {len(row.prompt)} tokens with max_new_tokens={row.params.max_new_tokens} and "
+            f"drafts of {self._nodes} nodes over {self._target.vocab_size} tokens needs {_size(wanted)}, "
+            f"and {_size(self._there(wanted) or 0)} is there on {self._target.device}; lower max_new_tokens "
+            "or the draft length, or raise `memory`"
         )
+
+    def _wanted(self, rows: Sequence[Row]) -> int:
+        needs = [(len(row.prompt), row.params.max_new_tokens) for row in rows]
+        return len(rows) * self._of_row + self._target.bytes_after(needs, self._nodes)
+
+    def _there(self, wanted: int) -> int | None:
+        """Bytes that may be used; None where they are enough, or nobody knows."""
+        if self._limit is not None:
+            return self._limit
+        if wanted <= _ALWAYS_FITS:
+            return None
+        free = _free(self._target.device)
+        return None if free is None else free + self._target.bytes_now
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
 def _free(device: torch.device) -> int | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from specdec_core.contract.constraints import Walk
 from specdec_core.contract.errors import InvalidParameter
+from specdec_core.contract.interfaces import Verifier
 from specdec_core.contract.rng import sample_seed
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.engine.target import Target
@@ -20,7 +21,12 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
 
 def make_rows(
-    prompts: Prompts, params: Params, target: Target, eos: frozenset[int], ids: Iterator[int]
+    prompts: Prompts,
+    params: Params,
+    target: Target,
+    eos: frozenset[int],
+    ids: Iterator[int],
+    verifier_for: Callable[[SamplingParams], Verifier],
 ) -> tuple[list[Row], bool]:
     """Make a row for each sample of each prompt; return whether a list of results is wanted.
 
@@ -35,6 +41,7 @@ def make_rows(
         check_ids(prompt, target.vocab_size, target.context_limit, i if many else None)
         _check_params(row_params, target)
         many = many or row_params.n > 1
+        verifier = verifier_for(row_params)
         seed = secrets.randbits(63) if row_params.seed is None else row_params.seed
         ends = eos_ids(row_params, eos)
         for sample in range(row_params.n):
@@ -46,6 +53,7 @@ def make_rows(
                 seed=sample_seed(seed, sample),
                 eos=ends,
                 context_limit=target.context_limit,
+                verifier=verifier,
                 walk=_walk(row_params, ends, target.vocab_size),
             )
             row.text = _watched(row_params, target.tokenizer) if row_params.stop else None

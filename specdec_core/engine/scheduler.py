@@ -1,123 +1,200 @@
-"""Which rows take part in the next round: finished rows leave, waiting ones take their places."""
+"""Who takes part in the next step: the ended leave, the waiting take their places, turns are fair."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from specdec_core.checks.guard import GuardedDrafter
 from specdec_core.contract.errors import DrafterError
 from specdec_core.contract.interfaces import Rows
+from specdec_core.engine.memory import Memory
+from specdec_core.engine.target import Target
 from specdec_core.rows.batch import Batch
+from specdec_core.rows.clock import Clock
 from specdec_core.rows.context import TokenBuffer
 from specdec_core.rows.row import Row
 
-if TYPE_CHECKING:
-    from specdec_core.engine.target import Target
-    from specdec_core.rows.clock import Clock
+_MOST_CHUNKS = 4  # of prompts that end in one step, where they need not be alike
 
-logger = logging.getLogger("specdec")
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What one step does."""
+
+    reading: Batch | None  # one row, of whose long prompt a chunk is read
+    batch: Batch | None  # rows that play a round
 
 
 class Scheduler:
-    """Serves rows in order, at most `max_batch` at once; the next one is taken when a place is free."""
+    """Serves rows in order, at most `max_batch` at once, as far as memory goes.
+
+    Rows in their first round go by themselves, those of like length together where blocks have padding: a
+    prompt's many columns would pad every other row's block. They take turns with rows that decode: each of
+    these moves on at every second step at least, whatever arrives. A prompt that is longer than a chunk is
+    read chunk by chunk, one a step, beside them.
+    """
 
     def __init__(
         self,
-        rows: Iterable[Row],
         target: Target,
         drafter: GuardedDrafter,
         max_batch: int,
         nodes: int,
+        memory: Memory,
         clock: Clock,
     ) -> None:
-        self._waiting = iter(rows)
-        self._target, self._drafter, self._clock = target, drafter, clock
+        self._target, self._drafter, self._memory, self._clock = target, drafter, memory, clock
         self._nodes = max(nodes, drafter.capabilities.nodes)  # the guard lets drafts be that wide
-        self._active: list[Row] = []
+        self._waiting: deque[Row] = deque()
+        self.active: list[Row] = []  # in the order of their places
         self._free = list(range(max_batch))
-        self._fed: set[int] = set()  # hashes of prompts that were fed: at worst a row goes a round early
+        self._decoded = False  # whether rows behind their first round took the last turn
         self._buffer = TokenBuffer(target.device)
 
-    def next(self) -> Batch | None:
-        """Give the rows of the next round; None when all have ended.
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.active and not self._waiting
 
-        Rows in their first round go by themselves, those of like length together: a prompt's many columns
-        would pad every other row's block.
-        """
-        self._release([row for row in self._active if row.finished])
-        self._admit()
-        if not self._active:
-            return None
-        new = [row for row in self._active if not row.stats.rounds]
-        if new:
-            size = _bucket(len(new[0].prompt), self._target.chunk)
-            rows = self._unlike([row for row in new if _bucket(len(row.prompt), self._target.chunk) == size])
-        else:
-            rows = list(self._active)
-        return Batch(rows, self._buffer, self._drafter.name, others_wait=length_hint(self._waiting, 1) > 0)
+    @property
+    def room(self) -> int:
+        """How many more rows could be served at once, if memory allows."""
+        return len(self._free) - len(self._waiting)
+
+    def enter(self, rows: Iterable[Row]) -> None:
+        """Let rows wait for their places."""
+        self._waiting.extend(rows)
+
+    def next(self) -> Turn:
+        """Choose what the next step does."""
+        new = self._unlike([row for row in self.active if not row.read])
+        pending = self._begun(new) if new else {}
+        long = next((row for row in new if pending[row.id] > self._target.chunk), None)
+        ready = [row for row in new if pending[row.id] <= self._target.chunk]
+        decoding = [row for row in self.active if row.read]
+        rows = self._alike(ready, pending) if ready and (self._decoded or not decoding) else decoding
+        self._decoded = rows is decoding
+        return Turn(self._batch([long]) if long else None, self._batch(rows) if rows else None)
+
+    def _batch(self, rows: list[Row]) -> Batch:
+        return Batch(rows, self._buffer, self._drafter.name, others_wait=bool(self._waiting))
+
+    def _alike(self, rows: list[Row], pending: Mapping[int, int]) -> list[Row]:
+        """Choose rows whose prompts are read together, the first one among them."""
+        if not self._target.runner.ragged:
+            size = _bucket(pending[rows[0].id])
+            return [row for row in rows if _bucket(pending[row.id]) == size]
+        sums = accumulate(pending[row.id] for row in rows)
+        most = _MOST_CHUNKS * self._target.chunk
+        return [row for row, tokens in zip(rows, sums, strict=True) if row is rows[0] or tokens <= most]
+
+    def _begun(self, rows: list[Row]) -> dict[int, int]:
+        """Count what is left to read of rows that have not been read: id -> tokens."""
+        self._target.begin(self._batch(rows))
+        return {row.id: self._target.pending(row) for row in rows}
 
     def _unlike(self, rows: list[Row]) -> list[Row]:
-        """Leave out all but one row of a prompt that was not fed yet: the others will share what it fed."""
+        """Leave out rows of a prompt that another one is to read first: they will share what it fed."""
         firsts: dict[tuple[int, ...], Row] = {}
-        chosen = [
+        return [
             row
             for row in rows
             if not self._target.shares(len(row.prompt))
-            or hash(row.prompt) in self._fed
             or firsts.setdefault(row.prompt, row) is row
+            or self._target.knows(row.prompt)
         ]
-        self._fed.update(map(hash, firsts))
-        return chosen
 
-    def __enter__(self) -> Scheduler:
-        return self
+    def admit(self) -> list[Row]:
+        """Give places to waiting rows, in their order; return those that end without one.
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Release every row; a drafter that fails at that does not mask what went wrong before."""
-        try:
-            self._release(list(self._active))
-        except DrafterError as failure:
-            if error is None or isinstance(error, GeneratorExit):
-                raise
-            logger.warning("%s", failure)
-
-    def _admit(self) -> None:
-        rows = []
-        while self._free and (row := next(self._waiting, None)) is not None:
-            if row.finished:  # nothing to generate
+        A row for which memory has no room waits until others have left; it is refused if there are none.
+        """
+        rows: list[Row] = []
+        ended: list[Row] = []
+        while self._waiting and (self._free or self._waiting[0].finished):
+            row = self._waiting[0]
+            if row.finished is None and not self._memory.fits([*self.active, *rows, row]):
+                if self.active or rows:
+                    break
+                row.fail(self._memory.refusal(row))
+            self._waiting.popleft()
+            if row.finished:
+                ended.append(row)
                 continue
-            row.place = self._free.pop(0)
-            row.began = self._clock.now
+            row.place, row.began = self._free.pop(0), self._clock.now
             rows.append(row)
-        if self._free:
-            self._waiting = iter(())  # a generator tells only so that it has ended
-        if rows:
-            self._active += rows
-            self._active.sort(key=lambda row: row.place)
-            admitted = Rows(
-                ids=tuple(row.id for row in rows),
-                places=tuple(row.place for row in rows),
-                prompts=tuple(row.prompt for row in rows),
-                params=tuple(row.params for row in rows),
-            )
-            self._target.admit(admitted, self._nodes)
-            self._drafter.admit(admitted)
+        return ended + self._seat(rows)
 
-    def _release(self, rows: list[Row]) -> None:
+    def _seat(self, rows: list[Row]) -> list[Row]:
+        """Let target and drafter begin rows that have places; give back those that could not begin."""
         if not rows:
-            return
-        self._active = [row for row in self._active if row not in rows]
+            return []
+        self.active = sorted([*self.active, *rows], key=lambda row: row.place)
+        try:
+            self._target.admit(_beginning(rows), self._nodes)
+            self._drafter.admit(_beginning(rows))
+        except Exception as error:
+            for row in rows:
+                row.fail(error)
+            return self.retire()
+        return []
+
+    def invite(self) -> None:
+        """Let a drafter that was left out begin the rows that are under way."""
+        if self.active:
+            self._drafter.admit(_beginning(self.active))
+
+    def restart(self, rows: Sequence[Row]) -> None:
+        """Let rows begin again behind what they have committed: a round with them was broken off."""
+        rows = [row for row in rows if row.finished is None]
+        self._leave(rows)
         for row in rows:
-            row.stats.total_seconds = self._clock.now - row.began
+            row.read = False
+        self._seat(rows)
+
+    def refuse(self, error: Exception) -> list[Row]:
+        """Let all who wait end with an error."""
+        for row in self._waiting:
+            row.fail(error)
+        return self.retire()
+
+    def retire(self) -> list[Row]:
+        """Let rows that have ended leave; return them."""
+        ended = [row for row in self.active if row.finished]
+        if ended:
+            self._leave(ended)
+            self._free = sorted([*self._free, *(row.place for row in ended)])
+        waiting = [row for row in self._waiting if row.finished]  # cancelled
+        if waiting:
+            self._waiting = deque(row for row in self._waiting if not row.finished)
+        return ended + waiting
+
+    def _leave(self, rows: Sequence[Row]) -> None:
+        gone = set(map(id, rows))
+        self.active = [row for row in self.active if id(row) not in gone]
+        for row in rows:
             self._buffer.release(row.place)
-        self._free = sorted([*self._free, *(row.place for row in rows)])
         self._target.release([row.place for row in rows])
-        self._drafter.release([row.id for row in rows])
+        try:
+            self._drafter.release([row.id for row in rows])
+        except DrafterError as error:  # only a strict run hears of it
+            for row in rows:
+                row.fail(error)
 
 
-def _bucket(prompt: int, chunk: int) -> int:
-    """Columns that a prompt's last chunk takes, rounded up to a power of two."""
-    return (min(prompt, chunk) - 1).bit_length()
+def _beginning(rows: Sequence[Row]) -> Rows:
+    """Give rows as those that begin: with all that was committed as their prompts."""
+    return Rows(
+        ids=tuple(row.id for row in rows),
+        places=tuple(row.place for row in rows),
+        prompts=tuple(tuple(row.tokens) for row in rows),
+        params=tuple(row.params for row in rows),
+    )
+
+
+def _bucket(pending: int) -> int:
+    """Columns that so many tokens take, rounded up to a power of two."""
+    return (pending - 1).bit_length()

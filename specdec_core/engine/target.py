@@ -28,6 +28,7 @@ from specdec_core.model.prefixes import LEAST
 from specdec_core.model.probe import Probe, probe
 from specdec_core.model.runner import DEFAULT_CHUNK, Forward, Runner
 from specdec_core.rows.batch import Batch
+from specdec_core.rows.row import Row
 
 logger = logging.getLogger("specdec")
 
@@ -117,25 +118,40 @@ class Target:
         """Whether rows of one prompt of this length feed it only once."""
         return prompt > LEAST and self.runner.reuses_prefixes and not self.runner.hidden_layers
 
-    def prefill(self, batch: Batch) -> Iterator[Outcome]:
-        """Feed the earlier chunks of long prompts; yield what drafters may observe of each call."""
+    bytes_now = 0
+
+    def bytes_after(self, rows: Sequence[tuple[int, int]], nodes: int) -> int:
+        return 0
+
+    def knows(self, prompt: Sequence[int]) -> bool:
+        return self.runner._prefixes.find(prompt)[1] >= len(prompt) - 1
+
+    def begin(self, batch: Batch) -> None:
+        """Let rows that have not been read take over what others that began alike have fed."""
         self.runner.adopt(batch.context)
         for row in batch.rows:
-            if not row.stats.rounds:
+            if not row.stats.target_calls:
                 row.stats.reused_tokens = self.runner.held(row.place)
-        for i, forward, fed in self.runner.prefill(batch.context):
-            row = batch.rows[i]
-            row.stats.prefill_calls += 1
-            yield Outcome(
-                rows=(row.id,),
-                places=(row.place,),
-                tokens=([],),
-                paths=([],),
-                finished=(None,),
-                fed=(fed,),
-                # right-aligned where the columns were rounded up
-                hidden={layer: states[:, -fed:] for layer, states in forward.hidden.items()},
-            )
+
+    def pending(self, row: Row) -> int:
+        """Count the committed tokens of a row that were not fed yet."""
+        return len(row.tokens) - self.runner.held(row.place)
+
+    def read(self, batch: Batch) -> Outcome:
+        """Feed the next chunk of a single row's long prompt; return what drafters may observe of it."""
+        [row] = batch.rows
+        _, forward, fed = next(self.runner.prefill(batch.context))
+        row.stats.prefill_calls += 1
+        return Outcome(
+            rows=(row.id,),
+            places=(row.place,),
+            tokens=([],),
+            paths=([],),
+            finished=(None,),
+            fed=(fed,),
+            # right-aligned where the columns were rounded up
+            hidden={layer: states[:, -fed:] for layer, states in forward.hidden.items()},
+        )
 
     def score(self, batch: Batch, checked: CheckedDraft) -> BlockLogits:
         """Run the round's one forward: raw logits."""

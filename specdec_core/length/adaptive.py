@@ -118,7 +118,7 @@ class AdaptiveLength:
         hosted = any(state.hosted for _, state in pairs)
         budget = Budget(
             self._depths,
-            self.nodes if hosted else self._sizes[most],
+            max(self.nodes if hosted else self._sizes[most], *self._depths),
             self._goes_on if self._asks else None,
         )
         return Plan(budget, self._cut)

@@ -40,8 +40,11 @@ class LengthPolicy(Protocol):
 
 
 def deepest(row: Row, depth: int) -> int:
-    """Give the deepest node that a row has room for; the token that a round adds of its own comes behind."""
-    own = depth if row.deepest is None else min(row.deepest, depth)
+    """Give the deepest node that a row may get where the drafter goes to `depth`; what is forced may go on.
+
+    The token that a round adds of its own comes behind.
+    """
+    own = depth if row.deepest is None else row.deepest
     return max(min(own, row.left - 1), 0)
 
 
@@ -51,17 +54,21 @@ class FixedLength:
 
     depth: int
     nodes: int
+    most: int | None = None  # what was asked for, of any drafter
 
     @classmethod
     def of(cls, capabilities: Capabilities, draft_tokens: int | None) -> FixedLength:
         """Take the drafter's own depth, or the smaller of that and `draft_tokens`."""
         own = capabilities.max_depth
         depth = own if draft_tokens is None else min(draft_tokens, own)
-        return cls(depth, capabilities.nodes if capabilities.makes_trees else depth)
+        return cls(depth, capabilities.nodes if capabilities.makes_trees else depth, draft_tokens)
 
     def plan(self, batch: Batch) -> Plan:
         """Ask for that depth."""
-        return Plan(Budget([deepest(row, self.depth) for row in batch.rows], self.nodes))
+        depths = [deepest(row, self.depth) for row in batch.rows]
+        if self.most is not None:
+            depths = [min(depth, self.most) for depth in depths]
+        return Plan(Budget(depths, max(self.nodes, *depths)))
 
     def learn(
         self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]

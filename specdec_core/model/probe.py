@@ -53,6 +53,9 @@ class _Row:
     eos: frozenset[int] = frozenset()
     walk: Walk | None = None
 
+    def fail(self, error: Exception) -> None:
+        raise error
+
 
 def probe(runner: Runner) -> Probe:
     """Feed a few tokens through a tree and a chain and through plain passes, and compare the logits.

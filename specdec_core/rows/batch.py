@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from specdec_core.checks.draft_values import CheckedDraft
-from specdec_core.checks.verdicts import CheckedVerdict
-from specdec_core.contract.interfaces import Outcome
+from specdec_core.checks.verdicts import CheckedVerdict, broken_verdict
+from specdec_core.contract.interfaces import Outcome, Verifier
 from specdec_core.contract.logits import BlockLogits
 from specdec_core.contract.rng import KeyedRng, Purpose
 from specdec_core.contract.sampling_params import SamplingParams
@@ -40,7 +39,15 @@ class Batch:
     @cached_property
     def kind(self) -> str:
         """Names of the verifiers of its rows: rounds of one kind cost alike."""
-        return ""
+        return "+".join(sorted({row.verifier.name for row in self.rows}))
+
+    @cached_property
+    def judges(self) -> list[tuple[Verifier, list[int]]]:
+        """Each verifier, and which rows it judges."""
+        found: dict[int, tuple[Verifier, list[int]]] = {}
+        for i, row in enumerate(self.rows):
+            found.setdefault(id(row.verifier), (row.verifier, []))[1].append(i)
+        return list(found.values())
 
     @cached_property
     def params(self) -> tuple[SamplingParams, ...]:
@@ -67,7 +74,7 @@ class Batch:
     @cached_property
     def first(self) -> bool:
         """Whether a row's prompt ends in this round's forward."""
-        return any(not row.stats.rounds for row in self.rows)
+        return any(not row.read for row in self.rows)
 
     @cached_property
     def rng(self) -> KeyedRng:
@@ -80,21 +87,20 @@ class Batch:
         """Make the verdict's tokens part of the output; return it with the draft's flags.
 
         This is the round's one host transfer. EOS, stop strings and caps are applied here, in mid-block,
-        and a path that they cut is cut too; such a row has ended.
+        and a path that they cut is cut too; such a row has ended. So has one that failed: it commits nothing.
 
         logits: raw, for rows that want log-probabilities.
-
-        Raises:
-            VerifierError: the verdict broke a rule; nothing was committed.
         """
         context = self.context
         top = max((p.logprobs for p in self.params if p.logprobs is not None), default=None)
         found = _to_host(checked, verdict, logits, top)
-        verdict.check(reduce(or_, (block.verdict_flags for block in found)))
         tokens, paths = [], []
         sources = checked.draft.sources or [""] * len(self.rows)
-        for row, block, source in zip(self.rows, found, sources, strict=True):
-            kept = row.commit(block.tokens, block.drafted, source)
+        for i, (row, block) in enumerate(zip(self.rows, found, strict=True)):
+            row.read = True
+            if block.verdict_flags:
+                row.fail(broken_verdict(row.verifier, block.verdict_flags))
+            kept = 0 if row.error else row.commit(block.tokens, block.drafted, sources[i])
             tokens.append(block.tokens[:kept])
             paths.append(block.path[:kept])
             if row.params.logprobs is not None and top is not None:
@@ -105,12 +111,12 @@ class Batch:
 
     def count_time(self, clock: Clock) -> dict[str, float]:
         """Book the round's seconds on every row that took part; return them."""
-        seconds = clock.collect()
+        seconds, now = clock.collect(), clock.now
         for row in self.rows:
             row.stats.add_seconds(seconds)
-            row.stats.total_seconds = clock.now - row.began
-            if row.stats.time_to_first_token is None:
-                row.stats.time_to_first_token = clock.now - row.began
+            row.stats.total_seconds = now - row.began
+            if row.stats.time_to_first_token is None and row.stats.new_tokens:
+                row.stats.time_to_first_token = now - row.began
         return seconds
 
     def _rng(self, purpose: Purpose, owner: str) -> KeyedRng:

@@ -1,4 +1,4 @@
-"""Where a run's time goes, without making the device wait."""
+"""Where the time of a session goes, without making the device wait."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 class Clock:
     """Times parts of a round: by the host's clock on a CPU, by CUDA events on a GPU.
 
+    It goes while somebody decodes, and stands still in between.
+
     Events are read in `collect`, after the round's one host transfer. Those behind it may not have passed
     yet: they are left for the next call.
     """
@@ -20,13 +22,22 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
         self._open: list[tuple[str, Any, Any]] = []
-        self._started = time.perf_counter()
-        self._away = 0.0
+        self._before = 0.0  # seconds it has gone, up to when it stood still last
+        self._since: float | None = None  # when it began to go
 
     @property
     def now(self) -> float:
-        """Seconds since the run began, without those spent away."""
-        return time.perf_counter() - self._started - self._away
+        """Seconds it has gone."""
+        return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """Let it go."""
+        self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._before, self._since = self.now, None
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -36,15 +47,6 @@ class Clock:
             yield
         finally:
             self._open.append((name, start, self._mark()))
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Leave out the time that a consumer takes."""
-        left = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._away += time.perf_counter() - left
 
     def collect(self) -> dict[str, float]:
         """Give the seconds of each part that has ended since the last call."""

@@ -95,6 +95,9 @@ class ContextRow(Protocol):
     eos: frozenset[int]
     walk: Walk | None  # of its constraint
 
+    def fail(self, error: Exception) -> None:
+        """End this row, and no other, with an error."""
+
 
 class RoundContext:
     """`Context` of the rows of one round; valid until they commit."""
@@ -123,7 +126,7 @@ class RoundContext:
 
     def history(self, paths: Callable[[], Tensor] | None = None) -> History:
         """Give what was said before each index that is scored; see `History` for `paths`."""
-        facts = [RowFacts(len(row.prompt), row.eos, row.walk) for row in self._members]
+        facts = [RowFacts(len(row.prompt), row.eos, row.walk, row.fail) for row in self._members]
         return History(facts, lambda: (self.tokens, self.lengths), paths)
 
     def legal(self, i: int, tokens: Sequence[int]) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from specdec_core.contract.sampling_params import FinishReason
+from specdec_core.rows.row import Row
 from specdec_core.rows.stats import Stats
+from specdec_core.rows.text import RowText
 from specdec_core.sampling.logprobs import TokenLogprob
 
 
@@ -23,6 +26,27 @@ class GenerationResult:
     seed: int
     verifier: str
     stats: Stats
+
+
+def result_of(row: Row, tokenizer: Any | None) -> GenerationResult:
+    """Give the result of a row that has ended without an error."""
+    assert row.finished is not None
+    if row.text is None and tokenizer is not None:
+        row.text = RowText(tokenizer)
+        row.text.add(row.output)
+    if row.text is not None:
+        row.text.finish()
+    return GenerationResult(
+        text=None if row.text is None else row.text.text,
+        token_ids=row.output,
+        finish_reason=row.finished,
+        logprobs=None if row.params.logprobs is None else row.logprobs,
+        sample=row.sample,
+        prompt_token_ids=list(row.prompt),
+        seed=row.seed,
+        verifier=row.verifier.name,
+        stats=row.stats,
+    )
 
 
 class Results(list[GenerationResult]):

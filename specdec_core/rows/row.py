@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from specdec_core.contract.constraints import Walk
 from specdec_core.contract.errors import ConstraintError
+from specdec_core.contract.interfaces import Verifier
 from specdec_core.contract.sampling_params import FinishReason, SamplingParams
 from specdec_core.rows.stats import Stats
 from specdec_core.rows.stopping import cut
@@ -23,16 +24,19 @@ class Row:
     seed: int  # of this sample
     eos: frozenset[int]
     context_limit: int | None
+    verifier: Verifier
     walk: Walk | None = None  # of its constraint
     sample: int = 0  # which of the prompt's n samples
     own_seed: int | None = None  # of its draws, where no other row may share them
-    place: int = -1
-    began: float = 0.0  # when it was admitted, on the run's clock
-    tokens: list[int] = field(init=False)  # committed, prompt included
-    deepest: int | None = None  # node that may be drafted for it; None: as deep as the drafter can
-    finished: FinishReason | None = None
-    error: ConstraintError | None = None  # why it has no result
+    deepest: int | None = None  # node that may be drafted for it; None: as deep as the drafter goes
     text: RowText | None = None  # kept while generating only where stops or a stream need it
+    place: int = -1
+    began: float = 0.0  # when it was admitted, on the session's clock
+    told: int = 0  # generated tokens that its caller has been told
+    read: bool = False  # whether a round has fed all that was committed when it was admitted
+    tokens: list[int] = field(init=False)  # committed, prompt included
+    finished: FinishReason | None = None
+    error: Exception | None = None  # why it has no result
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
 
@@ -61,6 +65,14 @@ class Row:
         over = self.context_limit is not None and self.context_limit < by_cap
         return FinishReason.CONTEXT if over else FinishReason.LENGTH
 
+    def fail(self, error: Exception) -> None:
+        """End without a result; the first error stands."""
+        self.error, self.finished = self.error or error, FinishReason.ERROR
+
+    def cancel(self) -> None:
+        """End as it stands, unless it has ended."""
+        self.finished = self.finished or FinishReason.CANCELLED
+
     def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
         """Append a block, cut where the row ends; return how many tokens were kept."""
         kept, self.finished = cut(tokens, self.left, self.eos, self._end_reason)
@@ -79,7 +91,7 @@ class Row:
         try:
             kept = walk.commit(tokens)
         except ConstraintError as error:
-            self.error, self.finished = error, FinishReason.STOP
+            self.fail(error)
             return 0
         if walk.ended:
             self.finished = FinishReason.STOP

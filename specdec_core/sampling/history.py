@@ -23,6 +23,7 @@ class RowFacts:
     prompt_length: int
     eos: frozenset[int]
     walk: Walk | None = None  # of a row with a constraint
+    fail: Callable[[Exception], object] | None = None  # ends the row, and no other, with this error
 
 
 class History:

@@ -7,14 +7,16 @@ and meaning are those of transformers; presence and frequency penalties, which i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.contract.transfer import on_device
-from specdec_core.sampling.history import History
+from specdec_core.sampling.history import History, RowFacts
 
 _NEVER = -torch.inf
 
@@ -65,11 +67,12 @@ def constrained(scores: Tensor, raw: Tensor, history: History) -> Tensor:
     rows = [row for row, facts in enumerate(history.facts) if facts.walk is not None]
     masks = torch.ones((len(rows), *scores.shape[1:]), dtype=torch.bool)
     for mask, row, paths in zip(masks, rows, history.host_paths(rows), strict=True):
-        walk = history.facts[row].walk
-        for at in sorted(range(len(paths)), key=paths.__getitem__):  # in this order a matcher moves least
-            allowed = None if walk is None else walk.allowed(paths[at])
-            if allowed is not None:
-                mask[at] = allowed
+        facts = history.facts[row]
+        with _alone(facts, "the constraint"):
+            for at in sorted(range(len(paths)), key=paths.__getitem__):  # in this order a matcher moves least
+                allowed = None if facts.walk is None else facts.walk.allowed(paths[at])
+                if allowed is not None:
+                    mask[at] = allowed
     legal = masks.to(scores.device)
     rest = scores[rows].masked_fill(~legal, _NEVER)
     nothing = (rest == _NEVER).all(dim=-1, keepdim=True)
@@ -171,10 +174,26 @@ def _custom(scores: Tensor, params: Sequence[SamplingParams], history: History) 
             at = [i for i, n in enumerate(lengths[row]) if n == length]
             ids, values = history.ids[row, at, :length], scores[row, at]
             ids = ids.clamp(0, scores.shape[-1] - 1)  # a drafted id may lie outside: then nobody reads this
-            for processor in p.logits_processors:
-                values = processor(ids, values)
-            scores[row, at] = values.to(scores.dtype)
+            with _alone(history.facts[row], "a logits processor"):
+                for processor in p.logits_processors:
+                    values = processor(ids, values)
+                scores[row, at] = values.to(scores.dtype)
     return scores
+
+
+@contextmanager
+def _alone(facts: RowFacts, what: str) -> Iterator[None]:
+    """Let what a row brought along fail for that row alone; its scores stay as they were."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever it raises
+        if facts.fail is None:
+            raise
+        failure = InvalidParameter(f"{what} of this request raised {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        facts.fail(failure)
 
 
 def _banned(scores: Tensor, tokens: Tensor, ban: Tensor) -> Tensor:

@@ -140,6 +140,9 @@ def test_ten_rounds_of_second_children_leave_the_cache_of_a_cold_prefill(path: l
     for done in decoder.rounds(prompt, greedy(40)):
         [row] = done.batch.rows
         rounds += 1
+        assert done.outcome.paths == (path,)
+        if row.finished:  # and its place is free
+            break
         held = decoder.target.runner.held(row.place)
         assert held == len(row.tokens) - 1
         with torch.no_grad():
@@ -149,7 +152,6 @@ def test_ten_rounds_of_second_children_leave_the_cache_of_a_cold_prefill(path: l
         for layer, warm in enumerate(zip(cache.keys, cache.values, strict=True)):
             for got, expected in zip(warm, (cold.layers[layer].keys, cold.layers[layer].values), strict=True):
                 torch.testing.assert_close(got[row.place, :, :held], expected[0], atol=1e-4, rtol=1e-4)
-        assert done.outcome.paths == (path,)
     assert rounds == 10
     assert row.output == base(model, prompt, 40)
 
@@ -172,7 +174,8 @@ def test_after_every_round_the_cache_holds_all_but_the_last_token(name: str) -> 
     decoder = decoder_for(model, name, prefill_chunk=8)
     for done in decoder.rounds(PROMPTS, greedy(20)):
         for row in done.batch.rows:
-            assert decoder.target.runner.held(row.place) == len(row.tokens) - 1
+            if not row.finished:
+                assert decoder.target.runner.held(row.place) == len(row.tokens) - 1
     assert row.finished
 
 
@@ -257,7 +260,7 @@ def test_no_mask_row_is_empty_and_no_logit_is_lost(
     monkeypatch.setattr(model, "forward", watched)
     results = decoder.generate(prompts, greedy(16))
     monkeypatch.undo()
-    assert seen > 6
+    assert seen >= 6
     assert [result.token_ids for result in results] == [base(model, prompt, 16) for prompt in prompts]
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from support import ScriptedDrafter, greedy, tiny_llama
 from transformers import BatchEncoding
 
-from specdec_core import Capabilities, DraftLaw, InvalidParameter, SamplingParams, SpecDecoder
-from specdec_core.engine import memory as room
-from specdec_core.engine.memory import check_room
+from specdec_core import InvalidParameter, SamplingParams, SpecDecoder
 from specdec_core.engine.requests import params_of_each
 from specdec_core.rows.prompts import encode_prompts
 
@@ -62,40 +59,6 @@ def test_ids_lie_in_the_vocabulary(params: dict[str, Any]) -> None:
         InvalidParameter, match=rf"{field} holds the token id (97|-1); the target's ids are 0 to 96"
     ):
         SpecDecoder(tiny_llama(), drafter="none").generate([1], SamplingParams(**params))
-
-
-# --- room -----------------------------------------------------------------------------------------
-
-CHAINS = Capabilities(laws=frozenset({DraftLaw.ONE_HOT}), max_depth=4)
-DRAWN = Capabilities(laws=frozenset({DraftLaw.SAMPLED}), max_depth=4)
-
-
-def test_a_batch_that_would_not_fit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, vocab = torch.device("cpu"), 150_000
-    monkeypatch.setattr(room, "_free", lambda device: 2 * 10**9)
-    check_room(64, 20, vocab, CHAINS, cpu)  # 42 indices: 1.6 GB
-    with pytest.raises(
-        InvalidParameter,
-        match=r"max_batch=64 with drafts of 20 nodes over 150000 tokens needs 2\.4 GB .* 2\.0 GB is free",
-    ):
-        check_room(64, 20, vocab, DRAWN, cpu)  # and 20 for q
-    monkeypatch.setattr(room, "_free", lambda device: None)
-    check_room(64, 20, vocab, DRAWN, cpu)
-
-
-def test_a_run_counts_the_rows_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr("specdec_core.engine.decoder.check_room", lambda rows, *_: seen.append(rows))
-    decoder = SpecDecoder(tiny_llama(), drafter="none", max_batch=3)
-    for prompts in ([[1]], [[1]] * 5):
-        decoder.generate(prompts, greedy(1))
-    list(decoder.finished([(0, [1], greedy(1))], [greedy(1)]))
-    assert seen == [1, 3, 3]
-
-
-def test_free_memory_is_known_here() -> None:
-    free = room._free(torch.device("cpu"))
-    assert free is None or 10**6 < free < 10**15
 
 
 # --- one drafter, one decoder ---------------------------------------------------------------------

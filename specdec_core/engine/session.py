@@ -1,0 +1,405 @@
+"""Requests that share the rounds of one decoder: they join, leave and wait at any round, from any thread.
+
+Nobody owns the rounds. Whoever waits for something to happen to a request of its own plays the next round if
+no other thread is playing one, and waits for that thread's if one is. So a single caller decodes in its own
+thread, at the pace at which it asks; several share every round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
+
+import torch
+
+from specdec_core.checks.guard import GuardedDrafter
+from specdec_core.contract.errors import DecoderBusy, InvalidParameter, UnsupportedModel
+from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.engine.loop import Round, play
+from specdec_core.engine.memory import Memory
+from specdec_core.engine.scheduler import Scheduler
+from specdec_core.engine.target import Target, evaluating
+from specdec_core.length.policy import LengthPolicy
+from specdec_core.rows.batch import Batch
+from specdec_core.rows.clock import Clock
+from specdec_core.rows.prompts import Prompt
+from specdec_core.rows.results import GenerationResult, result_of
+from specdec_core.rows.row import Row
+from specdec_core.rows.stats import Stats
+from specdec_core.rows.text import RowText
+
+_RETRY_ROUNDS = 64  # before a drafter that failed is tried again; doubled each time that it fails once more
+_MOST_RETRY_ROUNDS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is wanted: `params.n` samples behind one prompt."""
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    stream: bool = False  # whether events bring text
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A request under way."""
+
+    rows: tuple[Row, ...]  # a sample each
+    stream: bool = False
+    inbox: Inbox | None = None  # of the caller that follows it; None: who steps the session is told
+
+    @property
+    def done(self) -> bool:
+        """Whether all samples have ended."""
+        return all(row.finished for row in self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """What one step brought for one sample (a row); its last event has a result or an error."""
+
+    handle: Handle
+    row: Row
+    token_ids: tuple[int, ...]  # committed
+    text: str = ""  # complete characters, where the request streams
+    result: GenerationResult | None = None
+    error: Exception | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether the sample has ended."""
+        return self.result is not None or self.error is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What one step brought for the requests of one caller."""
+
+    events: list[Event]
+    round: Round | None = None
+
+
+class Inbox:
+    """What has happened to the requests of one caller, until it looks.
+
+    `open` as long as more requests may come; `timed` holds the seconds of the rounds they took part in.
+    """
+
+    def __init__(self, *, open: bool = False) -> None:
+        self.steps: deque[Step] = deque()
+        self.open, self.left = open, 0  # samples that have not ended
+        self.timed = Stats()
+        self.began: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return not (self.steps or self.left or self.open)
+
+
+class Session:
+    """Plays rounds for whoever asks; see the module.
+
+    Args:
+        make_rows: makes the rows of a request.
+        length: how much is drafted.
+        max_batch: most rows at once.
+        memory: bytes for caches and distributions; None: what is free.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: GuardedDrafter,
+        length: LengthPolicy,
+        clock: Clock,
+        make_rows: Callable[[Prompt, SamplingParams], list[Row]],
+        *,
+        max_batch: int,
+        memory: int | None = None,
+    ) -> None:
+        self._target, self._drafter, self._length, self._clock = target, drafter, length, clock
+        self._make_rows = make_rows
+        room = Memory(target, drafter.capabilities, length.nodes, memory)
+        self._scheduler = Scheduler(target, drafter, max_batch, length.nodes, room, clock)
+        self.changed = threading.Condition()  # guards inboxes and all below, and tells of every change
+        self._player: int | None = None  # the thread that plays a step
+        self._arrived: deque[Row] = deque()
+        self._left: deque[Row] = deque()  # cancelled, as long as somebody plays
+        self._handles: dict[int, Handle] = {}  # of rows under way
+        self._ended: list[Row] = []  # that nobody was told of yet
+        self._awake: ExitStack | None = None  # what lasts as long as anybody decodes
+        self._closed = False
+        self._rounds_out, self._retry = 0, _RETRY_ROUNDS  # rounds without the drafter, and how many to wait
+
+    # --- what callers do
+
+    def submit(self, request: Request) -> Handle:
+        """Let a request join at the next step; from any thread.
+
+        Raises:
+            UsageError: the prompt or a parameter is wrong, or the session is closed.
+        """
+        return self.enter(self._make_rows(request.prompt, request.params), stream=request.stream)
+
+    def enter(self, rows: Sequence[Row], *, inbox: Inbox | None = None, stream: bool = False) -> Handle:
+        """Let rows join at the next step; from any thread."""
+        handle = Handle(tuple(rows), stream, inbox)
+        with self.changed:
+            if self._closed:
+                raise InvalidParameter("this session is closed; make another decoder")
+            if stream and self._target.tokenizer is not None:
+                for row in rows:
+                    row.text = row.text or RowText(self._target.tokenizer)
+            self._handles.update((row.id, handle) for row in rows)
+            self._arrived.extend(rows)
+            if inbox is not None:
+                inbox.left += len(rows)
+                inbox.began = self._clock.now if inbox.began is None else inbox.began
+            self.changed.notify_all()
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request after the round under way, at once if there is none; from any thread."""
+        with self.changed:
+            self._left.extend(row for row in handle.rows if row.id in self._handles)
+            if not self._left or self._player is not None:
+                return  # whoever plays sees to it
+            self._player = get_ident()
+        with self._given_back():
+            self._sweep()
+
+    def step(self) -> list[Event]:
+        """Play a round, or read a chunk of a long prompt; say what that brought for every request.
+
+        It waits for a step that another thread plays. Nothing is returned for nothing to do: see `wait`.
+
+        Raises:
+            DecoderBusy: it was called from within a step.
+        """
+        with self.changed:
+            self._check_reentry()
+            self.changed.wait_for(lambda: self._player is None)
+            self._player = get_ident()
+        with self._given_back():
+            return self._step()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until there is something to do; whether there is."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._idle or self._closed, timeout) and not self._closed
+
+    def close(self) -> None:
+        """Cancel every request, and take no more."""
+        with self.changed:
+            self._closed = True
+            handles = list({id(handle): handle for handle in self._handles.values()}.values())
+            self.changed.notify_all()
+        for handle in handles:
+            self.cancel(handle)
+
+    # --- what the decoder's own calls are made of
+
+    def follow(
+        self, rows: Sequence[Row], inbox: Inbox, *, stream: bool = False
+    ) -> Generator[Step, None, None]:
+        """Let rows join, and give each step that concerns them; who closes this cancels them."""
+        handle = self.enter(rows, inbox=inbox, stream=stream)
+        try:
+            yield from self.steps(inbox)
+        finally:
+            self.cancel(handle)
+
+    def steps(self, inbox: Inbox) -> Iterator[Step]:
+        """Play, or wait for who plays, and give each step that brought something for this inbox."""
+        while (step := self.next(inbox)) is not None:
+            yield step
+
+    def leave(self, inbox: Inbox) -> None:
+        """Cancel all that an inbox is waited for."""
+        with self.changed:
+            handles = [handle for handle in self._handles.values() if handle.inbox is inbox]
+        for handle in handles:
+            self.cancel(handle)
+
+    @property
+    def room(self) -> int:
+        """How many more rows could be served at once; below 0: how many wait."""
+        return self._scheduler.room - len(self._arrived)
+
+    def next(self, inbox: Inbox) -> Step | None:
+        """Play, or wait for who plays, until something has happened for this inbox; None: it is over.
+
+        Raises:
+            DecoderBusy: it was called from within a step.
+        """
+        while True:
+            with self.changed:
+                self._check_reentry()
+                self.changed.wait_for(lambda: inbox.steps or inbox.over or self._may_play)
+                if inbox.steps:
+                    return inbox.steps.popleft()
+                if inbox.over:
+                    return None
+                self._player = get_ident()
+            with self._given_back():
+                self._step()
+
+    @property
+    def _idle(self) -> bool:
+        return self._scheduler.idle and not self._arrived and not self._left
+
+    @property
+    def _may_play(self) -> bool:
+        return self._player is None and not self._idle
+
+    def _check_reentry(self) -> None:
+        if self._player == get_ident():
+            raise DecoderBusy(
+                "this decoder was called from within a round of its own; call it when the round is over, or "
+                "use another decoder"
+            )
+
+    @contextmanager
+    def _given_back(self) -> Iterator[None]:
+        """Let others play when this is over; what was cancelled meanwhile leaves first."""
+        try:
+            yield
+        finally:
+            while self._player is not None:
+                with self.changed:
+                    if not self._left:
+                        self._player = None
+                        self.changed.notify_all()
+                        break
+                self._sweep()
+
+    # --- a step, which one thread at a time plays
+
+    def _step(self) -> list[Event]:
+        with plain_mode(), self._clock.going():
+            self._take()
+            self._wake()
+            self._ended += self._scheduler.admit()
+            turn = self._scheduler.next()
+            played = None
+            if turn.reading is not None:
+                self._tried(turn.reading, self._read)
+            if turn.batch is not None:
+                played = self._tried(turn.batch, self._play)
+            return self._over(played)
+
+    def _take(self) -> None:
+        """Let those in who have come, and those out who want no more."""
+        with self.changed:
+            self._scheduler.enter(self._arrived)
+            self._arrived.clear()
+            while self._left:
+                self._left.popleft().cancel()
+        self._ended += self._scheduler.retire()
+
+    def _sweep(self) -> None:
+        """Let what was cancelled leave, outside of any round."""
+        with plain_mode(), self._clock.going():
+            self._take()
+            self._over(None)
+
+    def _over(self, played: Round | None) -> list[Event]:
+        """Let who has ended leave, and tell whom it concerns."""
+        self._ended += self._scheduler.retire()
+        if self._scheduler.idle and self._awake is not None:
+            self._awake.close()
+            self._awake = None
+        ended, self._ended = self._ended, []
+        return self._tell(ended, played)
+
+    def _wake(self) -> None:
+        """Begin to decode, after a time in which nobody did."""
+        if self._awake is not None or self._scheduler.idle:
+            return
+        self._awake = ExitStack()
+        self._awake.enter_context(evaluating(self._target.models))
+        self._rounds_out, self._retry = 0, _RETRY_ROUNDS
+        self._drafter.renew()
+        try:
+            self._target.check_copies()
+        except UnsupportedModel as error:
+            self._ended += self._scheduler.refuse(error)
+
+    def _tried(self, batch: Batch, do: Callable[[Batch], Round | None]) -> Round | None:
+        """Do something with rows; if it fails they end with the error, and the other rows go on."""
+        try:
+            return do(batch)
+        except Exception as error:
+            for row in batch.rows:
+                row.fail(error)
+            return None
+        except BaseException:  # somebody wants to leave, in the midst of a round that others share
+            self._scheduler.restart(batch.rows)
+            raise
+
+    def _read(self, batch: Batch) -> None:
+        with self._clock.part("prefill"):
+            outcome = self._target.read(batch)
+        with self._clock.part("draft"):
+            self._drafter.observe(outcome)
+
+    def _play(self, batch: Batch) -> Round:
+        self._invite()
+        return play(batch, self._target, self._drafter, self._length, self._clock)
+
+    def _invite(self) -> None:
+        """Try a drafter again that failed some rounds ago."""
+        if not self._drafter.dropped:
+            return
+        self._rounds_out += 1
+        if self._rounds_out >= self._retry:
+            self._rounds_out, self._retry = 0, min(2 * self._retry, _MOST_RETRY_ROUNDS)
+            self._drafter.renew()
+            self._scheduler.invite()
+
+    def _tell(self, ended: list[Row], played: Round | None) -> list[Event]:
+        """Make events of what a step brought, and put them where they are waited for."""
+        rows = ended if played is None else [*dict.fromkeys([*played.batch.rows, *ended])]
+        events = [self._event(row) for row in rows]
+        steps: dict[int, tuple[Inbox, list[Event]]] = {}
+        with self.changed:
+            for event in events:
+                if (inbox := event.handle.inbox) is not None:
+                    steps.setdefault(id(inbox), (inbox, []))[1].append(event)
+                    inbox.left -= event.last
+            for inbox, own in steps.values():
+                if played is not None:
+                    inbox.timed.add_seconds(played.seconds)
+                inbox.timed.total_seconds = self._clock.now - (inbox.began or 0.0)
+                inbox.steps.append(Step(own, played))
+        return events
+
+    def _event(self, row: Row) -> Event:
+        """Say what is new of a row."""
+        tokens = tuple(row.tokens[len(row.prompt) + row.told :])
+        row.told += len(tokens)
+        handle = self._handles[row.id]
+        shown = row.text if handle.stream else None
+        if row.finished is None:
+            return Event(handle, row, tokens, "" if shown is None else shown.take())
+        del self._handles[row.id]
+        if row.error is None:
+            try:
+                text = "" if shown is None else shown.finish()
+                return Event(handle, row, tokens, text, result_of(row, self._target.tokenizer))
+            except Exception as error:  # a tokenizer that cannot say what it means costs one row
+                row.fail(error)
+        return Event(handle, row, tokens, error=row.error)
+
+
+@contextmanager
+def plain_mode() -> Iterator[None]:
+    """Leave a caller's inference mode, whose tensors later calls could not write to; record no gradients."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield

@@ -1,0 +1,424 @@
+"""Requests join and leave the rounds of one decoder, from any thread, and say what they say alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import (
+    ByteTokenizer,
+    ScriptedDrafter,
+    base,
+    greedy,
+    ids,
+    sampled,
+    tiny_llama,
+    writer,
+)
+from toys import Rule, digits, exactly
+from toys import reference as constrained
+
+from specdec_core import (
+    ConstraintError,
+    DecoderBusy,
+    FinishReason,
+    InvalidParameter,
+    SamplingParams,
+    SpecDecoder,
+    VerifierError,
+)
+from specdec_core.engine.session import Request
+
+PROMPT = ids(9)
+
+
+def in_threads(*calls: Callable[[], object], seconds: float = 120) -> None:
+    """Run calls at once, each in a thread; raise what any of them raised."""
+    failures: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a call never came back"
+
+
+def rows_a_round(decoder: SpecDecoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the rows of each round, from now on."""
+    seen: list[int] = []
+    score = decoder.target.score
+
+    def watched(batch: Any, checked: Any) -> Any:
+        seen.append(len(batch.rows))
+        time.sleep(0.002)  # let the others come
+        return score(batch, checked)
+
+    monkeypatch.setattr(decoder.target, "score", watched)
+    return seen
+
+
+def nothing_is_left(decoder: SpecDecoder) -> None:
+    session: Any = decoder.session
+    assert session._scheduler.idle
+    assert not session._handles
+    assert not session._ended
+    assert not decoder.target.runner._held
+    assert session._scheduler._free == list(range(decoder.max_batch))
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["generate", "stream", "rounds"])
+def test_calls_of_two_threads_share_rounds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    decoder = SpecDecoder(model, strict=True)
+    seen = rows_a_round(decoder, monkeypatch)
+    said: dict[int, list[int]] = {}
+
+    def call(i: int) -> None:
+        prompt = ids(6 + i, i)
+        if kind == "generate":
+            said[i] = decoder.generate(prompt, greedy(25)).token_ids
+        elif kind == "stream":
+            said[i] = [token for chunk in decoder.stream(prompt, greedy(25)) for token in chunk.token_ids]
+        else:
+            *_, last = decoder.rounds(prompt, greedy(25))
+            [said[i]] = [row.output for row in last.batch.rows if row.prompt == tuple(prompt)]
+
+    in_threads(*(lambda i=i: call(i) for i in range(3)))
+    assert said == {i: base(model, ids(6 + i, i), 25) for i in range(3)}
+    assert max(seen) == 3
+    nothing_is_left(decoder)
+
+
+def test_streams_of_one_event_loop_share_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    decoder = SpecDecoder(model, strict=True)
+    seen = rows_a_round(decoder, monkeypatch)
+
+    async def read(i: int) -> list[int]:
+        stream = decoder.astream(ids(5, i), greedy(20))
+        return [token async for chunk in stream for token in chunk.token_ids]
+
+    async def both() -> Any:
+        return await asyncio.gather(read(1), read(2))
+
+    assert asyncio.run(both()) == [base(model, ids(5, i), 20) for i in (1, 2)]
+    assert max(seen) == 2
+
+
+def test_a_call_in_the_midst_of_a_stream_joins_it() -> None:
+    """In one thread: what a stream has not asked for yet is kept for it."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, strict=True)
+    stream = decoder.stream(PROMPT, greedy(20))
+    said = list(next(stream).token_ids)
+    assert decoder.generate(ids(5), greedy(9)).token_ids == base(model, ids(5), 9)
+    said += [token for chunk in stream for token in chunk.token_ids]
+    assert said == base(model, PROMPT, 20)
+
+
+def test_rows_of_all_kinds_play_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the verifier that fits it."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="early_exit:layer=1,draft=sampled", strict=True)
+    seen = rows_a_round(decoder, monkeypatch)
+    kinds = [
+        greedy(14),
+        SamplingParams(max_new_tokens=14, temperature=0.9, seed=5),
+        SamplingParams(max_new_tokens=14, temperature=0.9),
+        SamplingParams(max_new_tokens=14, constraint=digits(), ignore_eos=True),
+    ]
+    results = decoder.generate([PROMPT] * 4, kinds)
+    assert [one.verifier for one in results] == ["greedy", "match", "block", "greedy"]
+    assert results[0].token_ids == base(model, PROMPT, 14)
+    assert results[1].token_ids == sampled(model, PROMPT, kinds[1])
+    assert results[3].token_ids == constrained(PROMPT, kinds[3], None)[: len(results[3].token_ids)]
+    assert len(results[3].token_ids) >= 2
+    assert max(seen) == 4
+
+
+def test_a_source_that_waits_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows under way end while the next request is waited for; it is not given up either."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True, max_batch=4)
+    go_on = threading.Event()
+
+    def requests() -> Iterator[tuple[int, list[int], SamplingParams]]:
+        yield 0, ids(5), greedy(9)
+        assert go_on.wait(60)
+        yield 1, ids(6), greedy(9)
+
+    finished = decoder.finished(requests())
+    assert next(finished)[0] == 0  # today it would wait for the second
+    go_on.set()
+    assert [(key, result.token_ids) for key, result in finished] == [(1, base(model, ids(6), 9))]  # type: ignore[union-attr]
+
+
+def test_a_source_that_fails_loses_nothing() -> None:
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True)
+
+    def requests() -> Iterator[tuple[int, list[int], SamplingParams]]:
+        yield 0, ids(5), greedy(9)
+        raise OSError("the disk is gone")
+
+    finished = decoder.finished(requests())
+    assert next(finished)[0] == 0
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(finished)
+    nothing_is_left(decoder)
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def test_submit_step_and_cancel_by_hand() -> None:
+    text = "abcdefgh"
+    decoder = SpecDecoder(writer(text), ByteTokenizer(), drafter="none", strict=True)
+    session = decoder.session
+    assert session.step() == []
+    assert not session.wait(0)
+    one = session.submit(Request("a", greedy(4), stream=True))
+    two = session.submit(Request("c", SamplingParams(max_new_tokens=50, n=2)))
+    assert session.wait(0)
+    seen: dict[Any, str] = {one: "", two: ""}
+    for step in itertools.count():
+        for event in session.step():
+            seen[event.handle] += event.text
+            if event.last and event.handle is one:
+                assert event.result is not None
+                assert (event.result.text, event.result.finish_reason) == ("bcde", "length")
+        if step == 5:
+            session.cancel(two)
+        if one.done and two.done:
+            break
+    assert seen == {one: "bcde", two: ""}
+    assert [row.finished for row in two.rows] == [FinishReason.CANCELLED] * 2
+    assert two.rows[0].output == base(decoder.target.model, [ord("c")], 6)
+    nothing_is_left(decoder)
+    session.close()
+    with pytest.raises(InvalidParameter, match="closed"):
+        decoder.generate("a", greedy(2))
+
+
+def test_what_waits_for_a_place_can_be_cancelled() -> None:
+    decoder = SpecDecoder(tiny_llama(), drafter="none", strict=True, max_batch=1)
+    first = decoder.session.submit(Request(ids(4), greedy(5)))
+    second = decoder.session.submit(Request(ids(5), greedy(5)))
+    decoder.session.step()
+    decoder.session.cancel(second)
+    assert second.done
+    while not first.done:
+        decoder.session.step()
+    assert not second.rows[0].output
+    nothing_is_left(decoder)
+
+
+def test_a_request_is_cancelled_after_the_round_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, while one plays."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True)
+    handle = decoder.session.submit(Request(PROMPT, greedy(400)))
+    score = decoder.target.score
+
+    def watched(batch: Any, checked: Any) -> Any:
+        if len(handle.rows[0].output) == 3:
+            canceller = threading.Thread(target=decoder.session.cancel, args=(handle,))
+            canceller.start()
+            canceller.join(60)
+        return score(batch, checked)
+
+    monkeypatch.setattr(decoder.target, "score", watched)
+    while not handle.done:
+        decoder.session.step()
+    assert handle.rows[0].finished is FinishReason.CANCELLED
+    assert handle.rows[0].output == base(model, PROMPT, 4)
+    nothing_is_left(decoder)
+
+
+def test_a_decoder_is_not_called_from_within_its_own_round() -> None:
+    """It would wait for itself."""
+    caught: list[BaseException] = []
+
+    def script(ask: Any) -> list[Any]:
+        for call in (lambda: decoder.generate([1], greedy(1)), decoder.session.step):
+            try:
+                call()
+            except DecoderBusy as error:
+                caught.append(error)
+        return []
+
+    decoder = SpecDecoder(tiny_llama(), drafter=ScriptedDrafter(script, depth=2), draft_tokens=2, strict=True)
+    assert decoder.generate(PROMPT, greedy(4)).token_ids == base(tiny_llama(), PROMPT, 4)
+    assert len(caught) >= 2
+    assert "from within a round" in str(caught[0])
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def test_a_stuck_constraint_ends_its_row_alone() -> None:
+    """What the others of the call have said comes with the error."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True)
+    stuck = Rule("stuck", lambda text: {7} if len(text) < 3 else set(), lambda text: False)
+    params = [greedy(9), SamplingParams(max_new_tokens=9, constraint=stuck, ignore_eos=True), greedy(5)]
+    with pytest.raises(ConstraintError, match="stuck") as caught:
+        decoder.generate([PROMPT, ids(4), ids(5)], params)
+    results: Any = caught.value.results
+    assert [one and one.token_ids for one in results] == [
+        base(model, PROMPT, 9),
+        None,
+        base(model, ids(5), 5),
+    ]
+    nothing_is_left(decoder)
+
+
+def test_a_logits_processor_that_raises_ends_its_row_alone() -> None:
+    model = tiny_llama()
+
+    def broken(seen: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if seen.shape[1] > len(PROMPT) + 2:
+            raise ZeroDivisionError("no")
+        return scores
+
+    decoder = SpecDecoder(model, strict=True)
+    params = [greedy(9, logits_processors=(broken,)), greedy(9)]
+    with pytest.raises(
+        InvalidParameter, match=r"a logits processor .* raised ZeroDivisionError: no"
+    ) as caught:
+        decoder.generate([PROMPT, ids(5)], params)
+    results: Any = caught.value.results
+    assert results[1].token_ids == base(model, ids(5), 9)
+
+
+def test_a_verifier_that_fails_ends_the_rows_that_are_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True)
+    [match] = [verifier for verifier in decoder._verifiers if verifier.name == "match"]
+
+    def broken(*_: Any) -> Any:
+        raise IndexError("9")
+
+    monkeypatch.setattr(match, "verify", broken)
+    params = [greedy(9), SamplingParams(max_new_tokens=9, temperature=1.0, seed=3)]
+    with pytest.raises(VerifierError, match="verifier 'match': verify raised IndexError") as caught:
+        decoder.generate([PROMPT, ids(5)], params)
+    results: Any = caught.value.results
+    assert results[0].token_ids == base(model, PROMPT, 9)
+    nothing_is_left(decoder)
+
+
+def test_who_leaves_in_mid_round_does_not_take_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the thread that plays: the rows of other callers begin again where they stood."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, strict=True)
+    other = decoder.session.submit(Request(ids(7), greedy(30)))
+    for name in ("score", "keep"):
+        real, calls = getattr(decoder.target, name), itertools.count()
+
+        def broken(*args: Any, real: Any = real, calls: Any = calls) -> Any:
+            result = real(*args)
+            if next(calls) == 4:
+                raise KeyboardInterrupt
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder.target, name, broken)
+            with pytest.raises(KeyboardInterrupt):
+                decoder.generate(PROMPT, greedy(30))
+        assert not other.done
+    while not other.done:
+        decoder.session.step()
+    assert other.rows[0].output == base(model, ids(7), 30)
+    nothing_is_left(decoder)
+
+
+def test_a_drafter_that_failed_once_is_tried_again_after_some_rounds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In a session that is never idle."""
+    model, calls = tiny_llama(), itertools.count()
+
+    def script(ask: Any) -> list[int]:
+        if next(calls) == 3:
+            raise ValueError("once")
+        return [1]
+
+    drafter = ScriptedDrafter(script, depth=2)
+    decoder = SpecDecoder(model, drafter=drafter, draft_tokens=2)
+    prompt = ids(9)
+    assert decoder.generate(prompt, greedy(120)).token_ids == base(model, prompt, 120)
+    assert next(calls) > 10
+    assert len([record for record in caplog.records if "once" in record.message]) == 1
+
+
+# --- all at once ----------------------------------------------------------------------------------
+
+
+def test_twenty_threads_of_twenty_requests_of_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    """With cancellations and a drafter that fails now and then: each says what it says alone."""
+    model, random_ = tiny_llama(), random.Random(7)
+    lock = threading.Lock()
+
+    def script(ask: Any) -> list[int]:
+        with lock:
+            chance = random_.random()
+        if chance < 0.01:
+            raise ValueError("now and then")
+        return [] if chance < 0.3 else [ask.tokens[-1], 5][: ask.depth]
+
+    decoder = SpecDecoder(model, drafter=ScriptedDrafter(script, depth=3), draft_tokens=3, max_batch=6)
+    done: list[bool] = []
+
+    def one(rng: random.Random) -> bool:
+        prompt, n, kind = ids(rng.randrange(1, 40), rng.randrange(9)), rng.randrange(0, 14), rng.randrange(6)
+        if kind == 0:
+            return decoder.generate(prompt, greedy(n)).token_ids == base(model, prompt, n)
+        if kind == 1:
+            params = SamplingParams(max_new_tokens=n, temperature=0.8, seed=rng.randrange(100))
+            return decoder.generate(prompt, params).token_ids == sampled(model, prompt, params)
+        if kind == 2:  # a stream that is left
+            stream, taken = decoder.stream(prompt, greedy(n + 2)), rng.randrange(1, 3)
+            said = [token for _ in range(taken) if (chunk := next(stream, None)) for token in chunk.token_ids]
+            stream.close()
+            return said == base(model, prompt, n + 2)[: len(said)]
+        if kind == 3:
+            chunks = [token for chunk in decoder.stream(prompt, greedy(n)) for token in chunk.token_ids]
+            return chunks == base(model, prompt, n)
+        if kind == 4:
+            params = SamplingParams(max_new_tokens=8, constraint=exactly(11, 12, 13), ignore_eos=True)
+            return decoder.generate(prompt, params).token_ids == [11, 12, 13]
+        result = decoder.generate(prompt, SamplingParams(max_new_tokens=n, temperature=1.0))
+        return len(result.token_ids) == n
+
+    def many(seed: int) -> None:
+        rng = random.Random(seed)
+        done.extend(one(rng) for _ in range(20))
+
+    in_threads(*(lambda seed=seed: many(seed) for seed in range(20)))
+    assert len(done) == 400
+    assert all(done)
+    nothing_is_left(decoder)
+    assert not decoder.drafter.now  # type: ignore[attr-defined]
+    gc.collect()
