@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from specdec_core.drafting.row_drafter import RowDrafter, RowDrafterConfig
     from specdec_core.engine.decoder import SpecDecoder
     from specdec_core.engine.dropin import generate
+    from specdec_core.engine.session import Event, Handle, Request, Session
     from specdec_core.model.graphs import Capture
     from specdec_core.plugins.hookspecs import PLUGIN_API_VERSION, hookimpl
     from specdec_core.plugins.registry import Registry
@@ -59,6 +60,7 @@ _HOMES = {
     "contract.distributions": "TargetDistributions",
     "contract.draft": "HOLE ROOT Draft DraftLaw Verdict",
     "engine.dropin": "generate",
+    "engine.session": "Event Handle Request Session",
     "contract.errors": (
         "AmbiguousPlugin ConstraintError DecoderBusy DraftContractViolation DrafterError IncompatiblePair "
         "InvalidParameter InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError "
@@ -99,8 +101,10 @@ __all__ = [
     "Drafter",
     "DrafterConfig",
     "DrafterError",
+    "Event",
     "FinishReason",
     "GenerationResult",
+    "Handle",
     "IncompatiblePair",
     "InvalidParameter",
     "InvalidSpec",
@@ -108,11 +112,13 @@ __all__ = [
     "Outcome",
     "PluginError",
     "Registry",
+    "Request",
     "RowDrafter",
     "RowDrafterConfig",
     "RowRng",
     "Rows",
     "SamplingParams",
+    "Session",
     "SpecDecoder",
     "SpecdecError",
     "Stats",

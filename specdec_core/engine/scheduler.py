@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from specdec_core.rows.batch import Batch
 from specdec_core.rows.clock import Clock
 from specdec_core.rows.context import TokenBuffer
 from specdec_core.rows.row import Row
+
+logger = logging.getLogger("specdec")
 
 _MOST_CHUNKS = 4  # of prompts that end in one step, where they need not be alike
 
@@ -180,7 +183,8 @@ class Scheduler:
         self._target.release([row.place for row in rows])
         try:
             self._drafter.release([row.id for row in rows])
-        except DrafterError as error:  # only a strict run hears of it
+        except DrafterError as error:  # of a strict run; it does not mask what went wrong before
+            logger.warning("%s", error)
             for row in rows:
                 row.fail(error)
 

@@ -212,6 +212,12 @@ class Session:
         handle = self.enter(rows, inbox=inbox, stream=stream)
         try:
             yield from self.steps(inbox)
+        except GeneratorExit:
+            self.cancel(handle)
+            for row in handle.rows:
+                if row.error is not None:  # only a strict run hears of a drafter that cannot let go
+                    raise row.error from None
+            raise
         finally:
             self.cancel(handle)
 
