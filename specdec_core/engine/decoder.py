@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from itertools import count
 from typing import Any, TypeVar, overload
 
 from torch import nn
@@ -20,13 +18,12 @@ from specdec_core.contract.errors import (
     SpecdecError,
 )
 from specdec_core.contract.interfaces import Drafter, Verifier
-from specdec_core.contract.rng import row_seed
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.drafting.forced import Forcing
 from specdec_core.engine.feed import Feed
 from specdec_core.engine.loop import Round
 from specdec_core.engine.off_thread import off_thread
-from specdec_core.engine.requests import Params, make_rows
+from specdec_core.engine.requests import Params, RowMaker
 from specdec_core.engine.session import Inbox, Session, plain_mode
 from specdec_core.engine.target import Target, evaluating
 from specdec_core.length.adaptive import AdaptiveLength
@@ -41,9 +38,7 @@ from specdec_core.plugins.choice import (
     build_drafter,
     build_verifiers,
     check_pair,
-    check_params,
     check_unclaimed,
-    choose,
     claim,
 )
 from specdec_core.plugins.registry import Registry
@@ -133,29 +128,27 @@ class SpecDecoder:
         self._check_trees()
         claim(self.drafter, self)
         self.target.serve(self.drafter.capabilities)
-        self._eos = model_eos_ids(self.target.model, tokenizer)
-        self._ids = count(self.drafter.capabilities.next_row)
-        self._encoding = threading.Lock()  # tokenizers are not made for several threads
-        self._session = self._new_session(strict, memory)
+        self._rows, self._session = self._ready(strict, memory)
 
-    def _new_session(self, strict: bool, memory: int | None) -> Session:
-        own = self.drafter.capabilities
-        drafts = self.drafter
+    def _ready(self, strict: bool, memory: int | None) -> tuple[RowMaker, Session]:
+        """Make what requests become rows by, and where these are decoded."""
+        own, drafts = self.drafter.capabilities, self.drafter
         if all(DraftLaw.ONE_HOT in verifier.laws for verifier in self._verifiers):
             drafts = Forcing(drafts)
-        self._forced_depth = drafts.capabilities.max_depth
         guard = GuardedDrafter(drafts, self.target.vocab_size, strict=strict, own=own)
         clock = Clock(self.target.device)
-        self._length = self._length_policy(clock)
-        return Session(
+        length = self._length_policy(clock)
+        maker = RowMaker(
             self.target,
-            guard,
-            self._length,
-            clock,
-            lambda prompt, params: self._rows(prompt, params)[0],
-            max_batch=self.max_batch,
-            memory=memory,
+            (self.drafter.name, own),
+            self._verifiers,
+            auto=self._auto,
+            forced_depth=drafts.capabilities.max_depth,
+            eos=model_eos_ids(self.target.model, self.tokenizer),
+            learns=own.learns or isinstance(length, AdaptiveLength),
         )
+        session = Session(self.target, guard, length, clock, maker, max_batch=self.max_batch, memory=memory)
+        return maker, session
 
     @property
     def session(self) -> Session:
@@ -203,12 +196,7 @@ class SpecDecoder:
             IncompatiblePair: none fits.
             InvalidParameter: the one that was asked for does not sample, and a row does.
         """
-        can = self.drafter.capabilities
-        verifier = (
-            choose(self._verifiers, self.drafter.name, can, params) if self._auto else self._verifiers[0]
-        )
-        check_params(verifier, params)
-        return verifier
+        return self._rows.verifier_for(params)
 
     @overload
     def generate(self, prompts: str, params: SamplingParams | None = None) -> GenerationResult: ...
@@ -226,7 +214,7 @@ class SpecDecoder:
             DrafterError: with `strict`, the drafter failed.
             SpecdecError: a request failed; the others were finished: `error.results` has all results.
         """
-        rows, many = self._rows(prompts, params)
+        rows, many = self._rows.rows(prompts, params)
         inbox = Inbox()
         with closing(self._session.follow(rows, inbox)) as steps:
             results = {id(event.row): event.result for step in steps for event in step.events if event.last}
@@ -249,7 +237,7 @@ class SpecDecoder:
 
         watch: is called with every round as it is, before its chunk is given.
         """
-        rows, many = self._rows(prompt, params)
+        rows, many = self._rows.rows(prompt, params)
         if many:
             raise InvalidParameter("stream takes one prompt and n=1; use generate for several")
         return self._stream(rows, watch)
@@ -266,7 +254,7 @@ class SpecDecoder:
 
         Closing the iterator early leaves the decoder ready for the next call.
         """
-        rows, _ = self._rows(prompts, params)
+        rows, _ = self._rows.rows(prompts, params)
         return self._rounds(rows)
 
     def finished(
@@ -291,7 +279,7 @@ class SpecDecoder:
         def enter(request: tuple[Key, Prompt, SamplingParams]) -> tuple[Key, SpecdecError] | None:
             key, prompt, params = request
             try:
-                rows, _ = self._rows(prompt, params)
+                rows, _ = self._rows.rows(prompt, params)
             except SpecdecError as error:
                 return key, error
             keys.update((row.id, key) for row in rows)
@@ -305,21 +293,6 @@ class SpecDecoder:
                 for event in step.events:
                     if event.last:
                         yield keys.pop(event.row.id), _told(event.result, event.error)
-
-    def _rows(self, prompts: Prompts, params: Params) -> tuple[list[Row], bool]:
-        """Make rows, checked at the border."""
-        with self._encoding:
-            rows, many = make_rows(
-                prompts, params, self.target, self._eos, self._ids, lambda one: self.verifier_for([one])
-            )
-        can = self.drafter.capabilities
-        learns = can.learns or isinstance(self._length, AdaptiveLength)
-        for row in rows:
-            row.deepest = None if row.walk is None else self._forced_depth
-            if learns and not row.verifier.drafter_invariant:
-                # What is learned from a row depends on its draws: it shares none with another of its seed.
-                row.own_seed = row_seed(row.seed, row.id)
-        return rows, many
 
     def _rounds(self, rows: list[Row]) -> Generator[Round, None, None]:
         with closing(self._session.follow(rows, Inbox())) as steps:

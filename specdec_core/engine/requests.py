@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from threading import Lock
 from typing import Any, TypeAlias
 
 from specdec_core.contract.constraints import Walk
 from specdec_core.contract.errors import InvalidParameter
-from specdec_core.contract.interfaces import Verifier
-from specdec_core.contract.rng import sample_seed
+from specdec_core.contract.interfaces import Capabilities, Verifier
+from specdec_core.contract.rng import row_seed, sample_seed
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.engine.target import Target
+from specdec_core.plugins.choice import check_params, choose
 from specdec_core.rows.prompts import Prompts, check_ids, encode_prompts
 from specdec_core.rows.row import Row
 from specdec_core.rows.stopping import as_ids, eos_ids
@@ -20,45 +23,88 @@ from specdec_core.rows.text import RowText
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
 
-def make_rows(
-    prompts: Prompts,
-    params: Params,
-    target: Target,
-    eos: frozenset[int],
-    ids: Iterator[int],
-    verifier_for: Callable[[SamplingParams], Verifier],
-) -> tuple[list[Row], bool]:
-    """Make a row for each sample of each prompt; return whether a list of results is wanted.
+class RowMaker:
+    """Makes rows of requests; from any thread.
 
-    Raises:
-        InvalidParameter: a prompt or a parameter is wrong.
-        ConstraintError: a constraint allows nothing at all.
+    Args:
+        drafter: name and capabilities of the drafter that serves them.
+        verifiers: those that a row's is chosen from; one, where it was named.
+        forced_depth: how deep a row is drafted whose constraint forces tokens.
+        eos: the model's own EOS ids.
+        learns: whether what is drafted for a row may follow from other rows' draws.
     """
-    encoded, many = encode_prompts(prompts, target.tokenizer)
-    rows = []
-    each = params_of_each(params, len(encoded))
-    for i, (prompt, row_params) in enumerate(zip(encoded, each, strict=True)):
-        check_ids(prompt, target.vocab_size, target.context_limit, i if many else None)
-        _check_params(row_params, target)
-        many = many or row_params.n > 1
-        verifier = verifier_for(row_params)
-        seed = secrets.randbits(63) if row_params.seed is None else row_params.seed
-        ends = eos_ids(row_params, eos)
-        for sample in range(row_params.n):
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: tuple[str, Capabilities],
+        verifiers: Sequence[Verifier],
+        *,
+        auto: bool,
+        forced_depth: int,
+        eos: frozenset[int],
+        learns: bool,
+    ) -> None:
+        self._target, self._eos = target, eos
+        (self._drafter, can), self._verifiers, self._auto = drafter, verifiers, auto
+        self._forced_depth, self._learns = forced_depth, learns
+        self._ids = count(can.next_row)
+        self._can = can
+        self._encoding = Lock()  # tokenizers are not made for several threads
+
+    def verifier_for(self, params: Sequence[SamplingParams]) -> Verifier:
+        """Give the verifier that rows with such params get.
+
+        Raises:
+            IncompatiblePair: none fits.
+            InvalidParameter: the one that was named does not sample, and a row does.
+        """
+        verifier = self._verifiers[0]
+        if self._auto:
+            verifier = choose(self._verifiers, self._drafter, self._can, params)
+        check_params(verifier, params)
+        return verifier
+
+    def rows(self, prompts: Prompts, params: Params) -> tuple[list[Row], bool]:
+        """Make a row for each sample of each prompt; return whether a list of results is wanted.
+
+        Raises:
+            InvalidParameter: a prompt or a parameter is wrong.
+            ConstraintError: a constraint allows nothing at all.
+        """
+        target = self._target
+        with self._encoding:
+            encoded, many = encode_prompts(prompts, target.tokenizer)
+        rows: list[Row] = []
+        each = params_of_each(params, len(encoded))
+        for i, (prompt, row_params) in enumerate(zip(encoded, each, strict=True)):
+            check_ids(prompt, target.vocab_size, target.context_limit, i if many else None)
+            _check_params(row_params, target)
+            many = many or row_params.n > 1
+            rows += self._samples(prompt, row_params)
+        return rows, many
+
+    def _samples(self, prompt: tuple[int, ...], params: SamplingParams) -> Iterator[Row]:
+        verifier, ends = self.verifier_for([params]), eos_ids(params, self._eos)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        for sample in range(params.n):
             row = Row(
-                id=next(ids),
+                id=next(self._ids),
                 prompt=prompt,
-                params=row_params,
+                params=params,
                 sample=sample,
                 seed=sample_seed(seed, sample),
                 eos=ends,
-                context_limit=target.context_limit,
+                context_limit=self._target.context_limit,
                 verifier=verifier,
-                walk=_walk(row_params, ends, target.vocab_size),
+                walk=_walk(params, ends, self._target.vocab_size),
+                deepest=None if params.constraint is None else self._forced_depth,
+                text=_watched(params, self._target.tokenizer) if params.stop else None,
             )
-            row.text = _watched(row_params, target.tokenizer) if row_params.stop else None
-            rows.append(row)
-    return rows, many
+            if self._learns and not verifier.drafter_invariant:
+                # What is learned from a row depends on its draws: it shares none with another of its seed.
+                row.own_seed = row_seed(row.seed, row.id)
+            yield row
 
 
 def params_of_each(params: Params, prompts: int) -> list[SamplingParams]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from specdec_core.checks.guard import GuardedDrafter
 from specdec_core.contract.errors import DrafterError
@@ -73,7 +74,8 @@ class Scheduler:
 
     def next(self) -> Turn:
         """Choose what the next step does."""
-        new = self._unlike([row for row in self.active if not row.read])
+        # The oldest first, whatever its place: so none is passed over for ever.
+        new = self._unlike(sorted((row for row in self.active if not row.read), key=attrgetter("id")))
         pending = self._begun(new) if new else {}
         long = next((row for row in new if pending[row.id] > self._target.chunk), None)
         ready = [row for row in new if pending[row.id] <= self._target.chunk]
@@ -89,15 +91,20 @@ class Scheduler:
         """Choose rows whose prompts are read together, the first one among them."""
         if not self._target.runner.ragged:
             size = _bucket(pending[rows[0].id])
-            return [row for row in rows if _bucket(pending[row.id]) == size]
+            return self._placed(row for row in rows if _bucket(pending[row.id]) == size)
         sums = accumulate(pending[row.id] for row in rows)
         most = _MOST_CHUNKS * self._target.chunk
-        return [row for row, tokens in zip(rows, sums, strict=True) if row is rows[0] or tokens <= most]
+        pairs = zip(rows, sums, strict=True)
+        return self._placed(row for row, tokens in pairs if row is rows[0] or tokens <= most)
 
     def _begun(self, rows: list[Row]) -> dict[int, int]:
         """Count what is left to read of rows that have not been read: id -> tokens."""
         self._target.begin(self._batch(rows))
         return {row.id: self._target.pending(row) for row in rows}
+
+    @staticmethod
+    def _placed(rows: Iterable[Row]) -> list[Row]:
+        return sorted(rows, key=attrgetter("place"))
 
     def _unlike(self, rows: list[Row]) -> list[Row]:
         """Leave out rows of a prompt that another one is to read first: they will share what it fed."""
@@ -135,7 +142,7 @@ class Scheduler:
         """Let target and drafter begin rows that have places; give back those that could not begin."""
         if not rows:
             return []
-        self.active = sorted([*self.active, *rows], key=lambda row: row.place)
+        self.active = self._placed([*self.active, *rows])
         try:
             self._target.admit(_beginning(rows), self._nodes)
             self._drafter.admit(_beginning(rows))

@@ -17,10 +17,11 @@ from threading import get_ident
 import torch
 
 from specdec_core.checks.guard import GuardedDrafter
-from specdec_core.contract.errors import DecoderBusy, InvalidParameter, UnsupportedModel
+from specdec_core.contract.errors import DecoderBusy, DrafterError, InvalidParameter, UnsupportedModel
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.engine.loop import Round, play
 from specdec_core.engine.memory import Memory
+from specdec_core.engine.requests import RowMaker
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.target import Target, evaluating
 from specdec_core.length.policy import LengthPolicy
@@ -106,8 +107,8 @@ class Session:
     """Plays rounds for whoever asks; see the module.
 
     Args:
-        make_rows: makes the rows of a request.
         length: how much is drafted.
+        maker: makes the rows of a request.
         max_batch: most rows at once.
         memory: bytes for caches and distributions; None: what is free.
     """
@@ -118,13 +119,13 @@ class Session:
         drafter: GuardedDrafter,
         length: LengthPolicy,
         clock: Clock,
-        make_rows: Callable[[Prompt, SamplingParams], list[Row]],
+        maker: RowMaker,
         *,
         max_batch: int,
         memory: int | None = None,
     ) -> None:
         self._target, self._drafter, self._length, self._clock = target, drafter, length, clock
-        self._make_rows = make_rows
+        self._maker = maker
         room = Memory(target, drafter.capabilities, length.nodes, memory)
         self._scheduler = Scheduler(target, drafter, max_batch, length.nodes, room, clock)
         self.changed = threading.Condition()  # guards inboxes and all below, and tells of every change
@@ -145,7 +146,10 @@ class Session:
         Raises:
             UsageError: the prompt or a parameter is wrong, or the session is closed.
         """
-        return self.enter(self._make_rows(request.prompt, request.params), stream=request.stream)
+        rows, many = self._maker.rows(request.prompt, request.params)
+        if many and request.params.n == 1:
+            raise InvalidParameter("a request is one prompt; submit each of a list for itself")
+        return self.enter(rows, stream=request.stream)
 
     def enter(self, rows: Sequence[Row], *, inbox: Inbox | None = None, stream: bool = False) -> Handle:
         """Let rows join at the next step; from any thread."""
@@ -215,7 +219,7 @@ class Session:
         except GeneratorExit:
             self.cancel(handle)
             for row in handle.rows:
-                if row.error is not None:  # only a strict run hears of a drafter that cannot let go
+                if isinstance(row.error, DrafterError):  # of a strict run: it cannot let go
                     raise row.error from None
             raise
         finally:
