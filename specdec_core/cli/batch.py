@@ -53,10 +53,10 @@ def run_many(
         return
     with opened(model, drafting, params, debug=debug, max_batch=rows) as (decoder, out):
         like = kinds if kinds and drafting.verifier == "auto" else [params]
-        chosen = decoder.verifier_for(like)
+        chosen = list(dict.fromkeys(decoder.verifier_for([kind]) for kind in like))
         with target.opened(out) as file, _progress(waiting) as advance:
             book = _Book(file, source.name, advance, settings if target.keeps else None)
-            _generate(decoder, _requests(source.entries(), done, book), like, book, target)
+            _generate(decoder, _requests(source.entries(), done, book), book, target)
     if book.stats.rounds:
         before = f", without the {held} rows that were there" if held else ""
         print(f"{statistics_line(decoder, chosen, book.stats)}{before}", file=sys.stderr)
@@ -66,8 +66,6 @@ def run_many(
 
 def _survey(source: InputFile, done: dict[str, str], output: str) -> tuple[int, int, list[SamplingParams]]:
     """Count the rows that wait and those that are done; give params of each kind a verifier is chosen by.
-
-    Rows that are done count for the choice: it must be the same after an interruption.
 
     Raises:
         InvalidParameter: a row that is done has changed since.
@@ -100,11 +98,9 @@ def _requests(
             yield entry, entry.prompt, entry.params
 
 
-def _generate(
-    decoder: Any, requests: Iterator[Any], like: list[SamplingParams], book: _Book, target: OutputFile
-) -> None:
+def _generate(decoder: Any, requests: Iterator[Any], book: _Book, target: OutputFile) -> None:
     try:
-        with closing(decoder.finished(requests, like)) as finished:
+        with closing(decoder.finished(requests)) as finished:
             for entry, result in finished:
                 if isinstance(result, SpecdecError):
                     book.refuse(entry, str(result))

@@ -121,7 +121,7 @@ class Conversation:
 
     def _line(self, stats: Stats) -> str:
         verifier = self._decoder.verifier_for([self._params])
-        line = statistics_line(self._decoder, verifier, stats).removeprefix("specdec: ")
+        line = statistics_line(self._decoder, [verifier], stats).removeprefix("specdec: ")
         return f"{line}, {stats.reused_tokens} of {stats.prompt_tokens} prompt tokens reused"
 
     def _encoded(self, text: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic_core import to_jsonable_python
@@ -22,7 +23,7 @@ def print_json(value: object, out: TextIO | None = None) -> None:
     print(json.dumps(value, ensure_ascii=not utf), file=out, flush=True)
 
 
-def statistics_line(decoder: SpecDecoder, verifier: Verifier, stats: Stats) -> str:
+def statistics_line(decoder: SpecDecoder, verifiers: Sequence[Verifier], stats: Stats) -> str:
     """Sum a run up: who drafted and verified, what was accepted, and how fast it was."""
     drafted = stats.drafted_tokens
     acceptance = (
@@ -30,9 +31,9 @@ def statistics_line(decoder: SpecDecoder, verifier: Verifier, stats: Stats) -> s
         if drafted
         else "nothing drafted"
     )
-    lossy = "" if verifier.lossless else " (lossy)"
+    judges = "+".join(_with_options(one) + ("" if one.lossless else " (lossy)") for one in verifiers)
     parts = [
-        f"{_with_options(decoder.drafter)} / {_with_options(verifier)}{lossy} / k={_depth(decoder)}",
+        f"{_with_options(decoder.drafter)} / {judges} / k={_depth(decoder)}",
         acceptance,
         f"mean acceptance length {stats.mean_acceptance_length:.2f}",
         _counted(stats.new_tokens, "token"),

@@ -70,7 +70,7 @@ def run(
             objects = [result_object(target, decoder, chosen, result) for result in results]
             print_json(objects if samples > 1 else objects[0], out)
         else:
-            print(statistics_line(decoder, chosen, results.stats), file=sys.stderr)
+            print(statistics_line(decoder, [chosen], results.stats), file=sys.stderr)
 
 
 def _check_mode(
