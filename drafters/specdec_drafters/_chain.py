@@ -99,12 +99,10 @@ class _Chain:
         counts = [min(depth, n) for depth in self._depths]
         if self._decides_on_host:
             counts = (parents != HOLE).sum(dim=1).tolist()
-        return Draft(
-            tokens=torch.stack(self.tokens, dim=1),
-            parents=parents,
-            laws=torch.full((rows,), self._config.draft.law, dtype=torch.uint8, device=parents.device),
-            depth=n,
-            width=1,
+        return Draft.of(
+            torch.stack(self.tokens, dim=1),
+            parents,
+            self._config.draft.law,
             probs=torch.stack(self._probs, dim=1) if self._probs else None,
             scores=torch.stack(self._sure, dim=1).cumprod(dim=1) if self._sure else None,
             counts=tuple(counts),

@@ -160,11 +160,10 @@ class _Tree:
 
     def finished(self, law: DraftLaw, width: int) -> Draft:
         """Make the draft."""
-        parents = self.parents()
-        return Draft(
-            tokens=torch.cat(self.tokens, dim=1),
-            parents=parents,
-            laws=torch.full((parents.shape[0],), law, dtype=torch.uint8, device=parents.device),
+        return Draft.of(
+            torch.cat(self.tokens, dim=1),
+            self.parents(),
+            law,
             depth=len(self.tokens),
             width=width,
             probs=torch.cat(self._probs, dim=1) if self._probs else None,

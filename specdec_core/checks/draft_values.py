@@ -9,6 +9,8 @@ never says.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -30,7 +32,6 @@ RULES = (
 )
 _ALIEN, _ORPHAN, _SURPLUS, _TOO_DEEP, _TOO_MANY, _UNDECLARED, _UNUSABLE, _LOOSE = range(len(RULES))
 Q_UNUSABLE = 1 << _UNUSABLE
-NEEDS_Q = (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -151,7 +152,7 @@ def _unfit(
     for law in capabilities.laws:
         undeclared = undeclared & (draft.laws != law)
     broken[_UNDECLARED] = undeclared
-    if draft.probs is None and capabilities.laws.isdisjoint(NEEDS_Q):
+    if draft.probs is None and not any(law.needs_q for law in capabilities.laws):
         return undeclared
     broken[_UNUSABLE] = unusable = _unusable_q(draft, real)
     return undeclared | unusable
@@ -174,7 +175,7 @@ def _counted(draft: Draft) -> Draft:
 
 def _unusable_q(draft: Draft, real: Tensor) -> Tensor:
     """Which rows need a q and have none that can be used: bool [B]."""
-    needs = (draft.laws == DraftLaw.SAMPLED) | (draft.laws == DraftLaw.WITHOUT_REPLACEMENT)
+    needs = reduce(or_, (draft.laws == law for law in DraftLaw if law.needs_q))
     if draft.probs is None:
         return needs & real.any(dim=-1)
     q = draft.probs

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from specdec_core.checks.draft_values import (
-    NEEDS_Q,
     Q_UNUSABLE,
     RULES,
     CheckedDraft,
@@ -144,11 +143,11 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
         if tensor.device != context.device:
             raise _violation(name, f"`{part}` must be on {context.device}, not on {tensor.device}")
     _check_host_values(draft, rows, name)
-    if draft.host is not None and any(draft.host) and can.laws <= set(NEEDS_Q):
+    if draft.host is not None and any(draft.host) and all(law.needs_q for law in can.laws):
         raise _violation(name, "it gave `host` nodes, which may be cut, but it draws what it drafts")
     if draft.nodes and draft.width > 1 and not can.makes_trees:
         raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
-    if draft.nodes and draft.probs is None and can.laws and can.laws <= set(NEEDS_Q):
+    if draft.nodes and draft.probs is None and can.laws and all(law.needs_q for law in can.laws):
         raise _violation(name, "its law is sampled, but it gave no q (`probs`)")
 
 

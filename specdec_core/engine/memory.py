@@ -6,11 +6,9 @@ from pathlib import Path
 
 import torch
 
-from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.interfaces import Capabilities
 
-_NEEDS_Q = {DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT}
 _ALWAYS_FITS = 2**26  # bytes; below, memory is not asked
 
 
@@ -23,7 +21,7 @@ def check_room(rows: int, nodes: int, vocab_size: int, can: Capabilities, device
     Raises:
         InvalidParameter: they are larger than the memory that is free.
     """
-    indices = 2 * (1 + nodes) + (nodes if can.laws & _NEEDS_Q else 0)
+    indices = 2 * (1 + nodes) + (nodes if any(law.needs_q for law in can.laws) else 0)
     wanted = 4 * rows * indices * vocab_size
     if wanted <= _ALWAYS_FITS:
         return

@@ -313,7 +313,7 @@ def test_what_breaks_a_rule_is_cut_before_it_is_fed(cut: str) -> None:
     """B102: with all that hangs on it; earlier nodes stay."""
     parents, budget, kept, rule = CUTS[cut]
     n = len(parents)
-    draft = Draft(torch.arange(n)[None], torch.tensor([parents]), torch.zeros(1, dtype=torch.uint8), 4, 2)
+    draft = Draft.of(torch.arange(n)[None], torch.tensor([parents]), DraftLaw.ONE_HOT, depth=4, width=2)
     can = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=4, max_nodes=9, makes_trees=True)
     checked = check_values(draft, budget, can, VOCAB)
     assert checked.tree is not None
@@ -353,8 +353,8 @@ def test_counts_that_cannot_be_are_the_drafters_fault(
 
 
 def test_what_stands_behind_counts_is_no_node() -> None:
-    parents, laws = torch.tensor([[-1, 0, -1, 2], [-1, -1, 1, 1]]), torch.zeros(2, dtype=torch.uint8)
-    draft = Draft(torch.arange(4).repeat(2, 1), parents, laws, 4, 2, counts=(4, 2))
+    tokens, parents = torch.arange(4).repeat(2, 1), torch.tensor([[-1, 0, -1, 2], [-1, -1, 1, 1]])
+    draft = Draft.of(tokens, parents, DraftLaw.ONE_HOT, depth=4, width=2, counts=(4, 2))
     can = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=4, max_nodes=9, makes_trees=True)
     checked = check_values(draft, Budget([4, 4], 9), can, VOCAB)
     assert checked.draft.parents.tolist() == [[-1, 0, -1, 2], [-1, -1, HOLE, HOLE]]

@@ -191,14 +191,8 @@ def chains(draw: st.DrawFn) -> tuple[Draft, Budget]:
     parents = [[*range(ROOT, length - 1), *[HOLE] * (n - length)] for length in lengths]
     laws = [draw(st.sampled_from([DraftLaw.ONE_HOT, DraftLaw.ONE_HOT, DraftLaw.SAMPLED])) for _ in lengths]
     budget = Budget([draw(st.integers(0, 6)) for _ in lengths], draw(st.integers(1, 6)))
-    draft = Draft(
-        torch.tensor(tokens),
-        torch.tensor(parents),
-        torch.tensor(laws, dtype=torch.uint8),
-        depth=draw(st.integers(1, n)),
-        width=1,
-        chain=True,
-    )
+    depth = draw(st.integers(1, n))
+    draft = Draft.of(torch.tensor(tokens), torch.tensor(parents), laws, depth=depth, chain=True)
     return draft, budget
 
 
