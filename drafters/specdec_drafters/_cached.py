@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec_core import (
@@ -100,15 +100,13 @@ class CachedDrafter(ABC):
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Draft for the rows that have room."""
-        depths = [self._room(context, i, depth) for i, depth in enumerate(budget.depth)]
+        clipped = budget.clipped(self.capabilities)
+        depths = [self._deepest(context, i, depth) for i, depth in enumerate(clipped.depth)]
         index = [i for i, depth in enumerate(depths) if depth > 0]
         if not index or budget.nodes < 1:
             return Draft.empty(len(depths), context.device)
         part = context if len(index) == len(depths) else context.for_rows(index)
-        allowed = Budget(
-            [depths[i] for i in index], min(budget.nodes, self.capabilities.nodes), budget.goes_on
-        )
-        draft = self.draft(part, allowed)
+        draft = self.draft(part, replace(clipped, depth=depths).for_rows(index))
         return Draft.merged(len(depths), [(draft, index)], context.device)
 
     def observe(self, outcome: Outcome) -> None:
@@ -122,9 +120,8 @@ class CachedDrafter(ABC):
         self._unread.difference_update(rows)
         self.source.model.release([self._places.pop(row) for row in rows if row in self._places])
 
-    def _room(self, context: Context, i: int, depth: int) -> int:
+    def _deepest(self, context: Context, i: int, depth: int) -> int:
         if self.source.borrowed and context.rows[i] in self._unread:
             return 0
-        depth = min(depth, self.capabilities.max_depth)
         limit = self.source.model.context_limit
         return depth if limit is None else min(depth, limit - context.host_lengths[i])

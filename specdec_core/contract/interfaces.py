@@ -82,6 +82,11 @@ class Budget:
         """Select rows by their index in this budget."""
         return Budget([self.depth[i] for i in index], self.nodes, self.goes_on)
 
+    def clipped(self, capabilities: Capabilities) -> Budget:
+        """Lower it to what a drafter can make, where others in its place could make more."""
+        depths = [min(depth, capabilities.max_depth) for depth in self.depth]
+        return Budget(depths, min(self.nodes, capabilities.nodes), self.goes_on)
+
 
 class RowRng(Protocol):
     """Keyed randomness of the rows of one round; purpose and owner are bound by the core.

@@ -49,7 +49,7 @@ class Forcing:
         """Draft what is forced, and ask the drafter for the other rows."""
         depths = [min(depth, budget.nodes, self.most) for depth in budget.depth]
         chains = [context.forced(i, depth) if depth > 0 else [] for i, depth in enumerate(depths)]
-        own = self._own(budget)
+        own = budget.clipped(self.drafter.capabilities)
         asked = [i for i, chain in enumerate(chains) if not chain or len(chain) < own.depth[i]]
         draft = self._asked(context, own, asked)
         drafted = [i for i, some in zip(asked, _drafted(draft), strict=True) if some or not chains[i]]
@@ -75,12 +75,6 @@ class Forcing:
         """Forget rows."""
         self._forced.difference_update(rows)
         self.drafter.release(rows)
-
-    def _own(self, budget: Budget) -> Budget:
-        """What the drafter would get alone."""
-        can = self.drafter.capabilities
-        depths = [min(depth, can.max_depth) for depth in budget.depth]
-        return Budget(depths, min(budget.nodes, can.nodes), budget.goes_on)
 
     def _asked(self, context: Context, budget: Budget, rows: list[int]) -> Draft:
         """Ask the drafter for these rows."""
