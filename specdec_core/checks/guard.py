@@ -19,6 +19,7 @@ from specdec_core.checks.draft_values import (
     check_chains,
     check_values,
 )
+from specdec_core.contract.blame import blaming_drafter
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.errors import DraftContractViolation, DrafterError
 from specdec_core.contract.interfaces import Budget, Capabilities, Context, Drafter, Outcome, Rows
@@ -97,13 +98,9 @@ class GuardedDrafter:
     @contextmanager
     def _fenced(self, call: str) -> Iterator[None]:
         try:
-            yield
-        except Exception as error:  # whatever a plugin raises must not end the run
-            if not isinstance(error, DrafterError) or not error.drafter:
-                reason = f"{call} raised {type(error).__name__}: {error}"
-                failure = DrafterError(f"drafter {self.name!r}: {reason}", drafter=self.name)
-                failure.__cause__ = error
-                error = failure
+            with blaming_drafter(self.name, call):
+                yield
+        except DrafterError as error:  # whatever a plugin raises must not end the run
             self._drop(error)
 
     def _drop(self, error: DrafterError, *, off_law: bool = False) -> None:

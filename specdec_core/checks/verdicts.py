@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_core.contract.blame import blaming, described
 from specdec_core.contract.distributions import TargetDistributions
 from specdec_core.contract.draft import ROOT, Draft, Verdict
-from specdec_core.contract.errors import SpecdecError, VerifierError
+from specdec_core.contract.errors import VerifierError
 from specdec_core.contract.interfaces import RowRng, Verifier
 
 _RULES = (
@@ -50,13 +51,13 @@ def judged(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng
     Raises:
         VerifierError: it raised, or its verdict is no verdict; names the verifier.
     """
-    try:
+
+    def fault(error: BaseException) -> VerifierError:
+        reason = f"verifier {verifier.name!r}: verify raised {described(error)}"
+        return VerifierError(reason, verifier=verifier.name)
+
+    with blaming(fault):
         verdict = verifier.verify(p, draft, rng)
-    except (SpecdecError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a plugin may raise anything: name it
-        reason = f"verifier {verifier.name!r}: verify raised {type(error).__name__}: {error}"
-        raise VerifierError(reason, verifier=verifier.name) from error
     _check_on_host(verdict, draft, verifier.name)
     return _check_values(verdict, draft, p.vocab_size, verifier.name)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pluggy
 from pydantic import BaseModel
 
-from specdec_core.contract.errors import PluginError, SpecdecError
+from specdec_core.contract.errors import PluginError
 from specdec_core.plugins import hookspecs
 from specdec_core.plugins.spec_string import nearest
 
@@ -82,17 +82,6 @@ class Contents:
 def normalised(distribution: str) -> str:
     """A distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def one_line(error: BaseException) -> str:
-    """Type and text of an exception in one line; the text alone of specdec's own errors."""
-    try:
-        text = " ".join(str(error).split())[:400]
-    except Exception:
-        text = "(its text cannot be shown)"
-    if isinstance(error, SpecdecError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def installed_plugins() -> Iterator[Source]:

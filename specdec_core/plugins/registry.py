@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from specdec_core.contract.blame import blaming, one_line
 from specdec_core.contract.errors import InvalidParameter, PluginError, UnknownPlugin
 from specdec_core.plugins.loading import (
     DRAFTER,
@@ -23,7 +25,6 @@ from specdec_core.plugins.loading import (
     Source,
     installed_plugins,
     normalised,
-    one_line,
     read_plugin,
 )
 from specdec_core.plugins.lookup import Entry, PluginInfo, Status, build, find
@@ -150,14 +151,11 @@ class Registry:
 
     def _load(self, source: Source) -> None:
         """Import a plugin and take in what it registers: all of it or, with a `PluginError`, nothing."""
-        try:
+        # SystemExit too: a plugin must not end the program
+        with blaming(partial(_failure, source), passing=_is_interrupt, catching=BaseException):
             contents = read_plugin(source.load(), source.name)
             drafters = _entries(source, contents.drafters, self._drafters)
             verifiers = _entries(source, contents.verifiers, self._verifiers)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: a plugin must not end the program
-            raise _failure(source, error) from error
         self._drafters += drafters
         self._verifiers += verifiers
         self._note(source, "loaded", contents=contents)
@@ -237,6 +235,10 @@ def _entries(source: Source, classes: Mapping[str, type[T]], known: Iterable[Ent
     return [
         Entry(name, source.distribution, source.version, source.name, cls) for name, cls in classes.items()
     ]
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _failure(source: Source, error: BaseException) -> PluginError:

@@ -525,6 +525,20 @@ def test_a_drafter_that_raises_raises_when_strict(call: str, at: int) -> None:
         assert [one.token_ids for one in results] == [base(model, prompt, 12) for prompt in prompts]
 
 
+def test_a_drafter_whose_error_cannot_be_shown_is_dropped_like_any(caplog: pytest.LogCaptureFixture) -> None:
+    """B101: the fence does not fall over what it caught."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter=Breaking("propose", Mute(), 1))
+    assert decoder.generate(PROMPT, greedy(12)).token_ids == base(model, PROMPT, 12)
+    [warning] = warnings_of(caplog)
+    assert "propose raised Mute: (its text cannot be shown)" in warning
+
+
 def test_a_dropped_drafter_hears_nothing_more() -> None:
     """B101: but the release of its rows; others are not even admitted."""
     drafter = Breaking("propose", ValueError("no"), at=1)
@@ -569,10 +583,14 @@ def test_a_drafter_that_breaks_while_it_is_bound_is_named(error: Exception) -> N
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(3)], ids=lambda error: type(error).__name__
+    "error",
+    [KeyboardInterrupt(), SystemExit(3), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")],
+    ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("call", ["admit", "propose", "observe"])
-def test_an_interrupt_in_a_drafter_is_no_fault_of_it(call: str, error: BaseException, strict: bool) -> None:
+def test_an_interrupt_or_a_lack_of_memory_is_no_fault_of_the_drafter(
+    call: str, error: BaseException, strict: bool
+) -> None:
     """B101: it ends the run, and the decoder can be used again."""
     model = tiny_llama()
     drafter = Breaking(call, error, 1)

@@ -31,7 +31,7 @@ def test_a_hook_says_when_it_fires_and_what_a_failure_does(hook: str) -> None:
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_has_a_test(hook: str) -> None:
-    assert hook in (ROOT / "tests" / "test_plugin_loading.py").read_text(encoding="utf-8")
+    assert hook in (ROOT / "tests" / "plugins" / "test_plugin_loading.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not PAGES, reason="no page about plugins yet")
