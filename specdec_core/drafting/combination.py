@@ -125,8 +125,7 @@ class Combination:
         if top is not None:
             top = (top[0][..., : can.top_logits], top[1][..., : can.top_logits])
         return replace(
-            outcome,
-            paths=tuple(path if mine else [] for path, mine in zip(outcome.paths, own, strict=True)),
+            outcome.for_rows(range(len(own)), own_draft=own),
             hidden={layer: outcome.hidden[layer] for layer in can.hidden_layers if layer in outcome.hidden},
             top_logits=top,
             scored=None if top is None else outcome.scored,

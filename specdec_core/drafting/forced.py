@@ -67,9 +67,8 @@ class Forcing:
 
     def observe(self, outcome: Outcome) -> None:
         """Tell the drafter what was committed; the path is empty where its draft was not used."""
-        rows = zip(outcome.rows, outcome.paths, strict=True)
-        paths = tuple([] if row in self._forced else path for row, path in rows)
-        self.drafter.observe(replace(outcome, paths=paths))
+        own = [row not in self._forced for row in outcome.rows]
+        self.drafter.observe(outcome.for_rows(range(len(own)), own_draft=own))
 
     def release(self, rows: Sequence[int]) -> None:
         """Forget rows."""
