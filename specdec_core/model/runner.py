@@ -93,7 +93,6 @@ class Runner:
         self._held: dict[int, int] = {}  # place -> slots held
         self._nodes: dict[int, int] = {}  # place -> nodes fed this round
         self._fresh: set[int] = set()  # admitted, and not looked for a known prefix yet
-        self.calls = 0
 
     @property
     def ragged(self) -> bool:
@@ -247,7 +246,6 @@ class Runner:
             self._held[place] = end
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
-        self.calls += 1
         pending = tuple(map(len, block.pending))
         if at != list(range(shape.rows)):
             own = 0 if ragged is None else 1  # the logits of a ragged block are the members' already

@@ -223,6 +223,7 @@ BREACHES: dict[str, tuple[Callable[[Draft, Budget], Any], str, dict[str, Any]]] 
     "a parent that is nothing": (with_parents(-1, 0, -3, 2), "a parent that is no earlier node", {}),
     "deeper than the budget": (deep, "a node deeper than the budget", TREE),
     "far more than the budget": (endless, "more nodes than the budget", {}),
+    "more columns than there is room for": (spread_out, "more nodes than the budget", {}),
     "deeper than it says": (lied_depth, "a node deeper than the budget or the draft's `depth`", {}),
     "more nodes than the budget": (wide, "more nodes than the budget", TREE),
     "a tree where it makes none": (wide, "makes_trees=False", {"nodes": 9}),

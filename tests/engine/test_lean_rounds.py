@@ -105,13 +105,8 @@ def counts(decoder: SpecDecoder, prompts: list[list[int]], rounds: int = 4, **op
     return seen
 
 
-def repeating(k: int) -> ScriptedDrafter:
-    """Drafts k tokens that are mostly wrong, always as many."""
-    return ScriptedDrafter(lambda ask: [ask.tokens[-1]] * min(k, ask.depth), depth=k)
-
-
 class Chains(ScriptedDrafter):
-    """The same, made as drafters on the host make them."""
+    """Drafts as deep as it may what is mostly wrong, made as drafters on the host make it."""
 
     def propose(self, context: Any, budget: Budget) -> Draft:
         return Draft.chains([[7] * depth for depth in budget.depth], context.device)
