@@ -89,8 +89,9 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     broken: dict[int, Tensor] = {}  # rule -> bool [B]
     if draft.nodes > room:
         broken[_TOO_MANY] = (draft.parents[:, room:] != HOLE).any(dim=-1)
+    declared = draft.depth
     draft = _narrowed(draft, room, max(budget.depth))
-    real, tree = _chain_nodes(draft, broken) if draft.chain else _tree_nodes(draft, broken)
+    real, tree = _chain_nodes(draft, broken) if draft.chain else _tree_nodes(draft, declared, broken)
     real = _within(real, tree, budget, draft.depth, broken)
     counts = real.sum(dim=-1)
     alien = draft.tokens.clamp(0, vocab_size - 1) != draft.tokens
@@ -113,15 +114,18 @@ def _chain_nodes(draft: Draft, broken: dict[int, Tensor]) -> tuple[Tensor, None]
     return real, None
 
 
-def _tree_nodes(draft: Draft, broken: dict[int, Tensor]) -> tuple[Tensor, Tree]:
-    """Find the nodes that hang on an earlier one, all the way to the root: bool [B, n]."""
+def _tree_nodes(draft: Draft, declared: int, broken: dict[int, Tensor]) -> tuple[Tensor, Tree]:
+    """Find the nodes that hang on an earlier one, all the way to the root: bool [B, n].
+
+    declared: the depth of the draft as it was proposed: one more tells what lies deeper.
+    """
     parents = draft.parents
     index = torch.arange(draft.nodes, device=parents.device)
     orphan = (parents >= index) | (parents < HOLE)
     earlier_siblings = (parents.unsqueeze(1) == parents.unsqueeze(2)).tril_(-1).sum(dim=-1)
     surplus = (parents > HOLE) & (earlier_siblings >= draft.width)
     broken[_ORPHAN], broken[_SURPLUS] = orphan.any(dim=-1), surplus.any(dim=-1)
-    tree = Tree.of(parents.masked_fill(orphan | surplus, HOLE))
+    tree = Tree.of(parents.masked_fill(orphan | surplus, HOLE), declared + 1)
     return tree.real, tree
 
 

@@ -64,7 +64,8 @@ class Draft:
     tokens: Tensor  # int64 [B, n]: parents come before children, siblings in the order they were drawn
     parents: Tensor  # int64 [B, n]: index of the parent node; ROOT or HOLE where there is none
     laws: Tensor  # uint8 [B]: a DraftLaw for each row; not read for a row without nodes
-    depth: int  # upper bound on any node's depth (a child of the last pending token has depth 1)
+    depth: int  # upper bound on any node's depth (a child of the last pending token has depth 1), and on
+    # that of what hangs on a hole, counted from the hole
     width: int  # upper bound on the children of a node
     probs: Tensor | None = None  # float32 [B, n, V]: the q each node was drawn from; None: no row needs it
     scores: Tensor | None = None  # float32 [B, n]: the drafter's own guess that a node is accepted
