@@ -53,7 +53,7 @@ class CheckedDraft:
 def check_chains(draft: Draft, budget: Budget, capabilities: Capabilities, vocab_size: int) -> CheckedDraft:
     """Do what `check_values` does, on the host, for chains that it knows: by `draft.host`, for all rows."""
     assert draft.host is not None
-    room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
+    columns = max(budget.nodes, capabilities.nodes)  # that the caches have room for
     deepest = min(draft.depth, budget.nodes)
     declared = DraftLaw.ONE_HOT in capabilities.laws
     counts = draft.counts or (draft.nodes,) * draft.rows
@@ -62,7 +62,7 @@ def check_chains(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     for nodes, limit, count in zip(draft.host, budget.depth, counts, strict=True):
         assert nodes is not None
         parents = nodes.parents[: min(count, draft.nodes)]
-        beyond, parents = parents[room:], parents[:room]
+        beyond, parents = parents[columns:], parents[:columns]
         sound = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
         within = min(sound, limit, deepest)
         tokens = list(nodes.tokens[:within])
@@ -84,13 +84,13 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
 
     A row whose law or q cannot be verified loses its whole draft.
     """
-    room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
+    columns = max(budget.nodes, capabilities.nodes)  # that the caches have room for
     draft = _counted(draft)
     broken: dict[int, Tensor] = {}  # rule -> bool [B]
-    if draft.nodes > room:
-        broken[_TOO_MANY] = (draft.parents[:, room:] != HOLE).any(dim=-1)
+    if draft.nodes > columns:
+        broken[_TOO_MANY] = (draft.parents[:, columns:] != HOLE).any(dim=-1)
     declared = draft.depth
-    draft = _narrowed(draft, room, max(budget.depth))
+    draft = _narrowed(draft, columns, max(budget.depth))
     real, tree = _chain_nodes(draft, broken) if draft.chain else _tree_nodes(draft, declared, broken)
     real = _within(real, tree, budget, draft.depth, broken)
     counts = real.sum(dim=-1)

@@ -86,7 +86,7 @@ class GuardedDrafter:
             with self._fenced("observe"):
                 self.drafter.observe(outcome)
 
-    def judge(self, flags: Sequence[int]) -> None:
+    def blame(self, flags: Sequence[int]) -> None:
         """Act on the flags of the round, once they are on the host."""
         broken = 0
         for flag in flags:

@@ -45,7 +45,7 @@ class CheckedVerdict:
             raise _violation(self.verifier, f"its verdict has {rule}")
 
 
-def judged(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng) -> CheckedVerdict:
+def checked_verdict(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng) -> CheckedVerdict:
     """Let a verifier judge a draft, and check what it says.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from specdec_core.checks.guard import GuardedDrafter
-from specdec_core.checks.verdicts import judged
+from specdec_core.checks.verdicts import checked_verdict
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.interfaces import Outcome, Verifier
 from specdec_core.engine.scheduler import Scheduler
@@ -50,9 +50,9 @@ def rounds(
             with clock.part("prefill" if batch.first else "target"):
                 logits = target.score(batch, checked)
             p = distributions(logits, batch.params, batch.history(checked))
-            verdict = judged(verifier, p, checked.draft, batch.rng)
+            verdict = checked_verdict(verifier, p, checked.draft, batch.rng)
             outcome, flags = batch.commit(checked, verdict, logits)
-            drafter.judge(flags)
+            drafter.blame(flags)
             outcome = target.keep(outcome)
             with clock.part("draft"):
                 drafter.observe(outcome)

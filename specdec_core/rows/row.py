@@ -8,7 +8,7 @@ from specdec_core.contract.constraints import Walk
 from specdec_core.contract.errors import ConstraintError
 from specdec_core.contract.sampling_params import FinishReason, SamplingParams
 from specdec_core.rows.stats import Stats
-from specdec_core.rows.stopping import cut
+from specdec_core.rows.stopping import ending
 from specdec_core.rows.text import RowText
 from specdec_core.sampling.logprobs import TokenLogprob
 
@@ -63,7 +63,7 @@ class Row:
 
     def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
         """Append a block, cut where the row ends; return how many tokens were kept."""
-        kept, self.finished = cut(tokens, self.left, self.eos, self._end_reason)
+        kept, self.finished = ending(tokens, self.left, self.eos, self._end_reason)
         if self.walk is not None:
             kept = self._constrained(self.walk, tokens[:kept])
         if self.text is not None:

@@ -1,7 +1,7 @@
 """What a drafter promises about how its tokens come to be: the declared law, the draws, nothing dropped.
 
 Draws through `context.rng` are seen as they are made, so that a declared q is compared with what was really
-drawn from. Tokens that come from elsewhere, and what is left of a draft, are judged by their frequencies.
+drawn from. Tokens that come from elsewhere, and what is left of a draft, are tested by their frequencies.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _drawn_from(node: _Node) -> None:
 
 
 def _frequencies(nodes: list[_Node], fault: str) -> None:
-    """Judge tokens by their places in their q, at each depth and for each sibling."""
+    """Test tokens by their places in their q, at each depth and for each sibling."""
     groups: dict[tuple[int, int], list[_Node]] = defaultdict(list)
     for node in nodes:
         groups[node.depth, node.rank].append(node)

@@ -254,12 +254,12 @@ def one_round(
     for (b, last, *block), chance in zip(packed.tolist(), every.weight.tolist(), strict=True):
         path = [node for node in block[depth:] if node >= 0]
         tokens = [*block[: len(path)], last]
-        text = _cut(w, contexts[b], tokens)
+        text = _until_end(w, contexts[b], tokens)
         after[text, len(path)] += weights[b] * chance
     return after
 
 
-def _cut(w: World, text: Tokens, block: Sequence[int]) -> Tokens:
+def _until_end(w: World, text: Tokens, block: Sequence[int]) -> Tokens:
     """Commit a block, but for what stands behind the end."""
     for token in block:
         if w.ended(text):

@@ -253,7 +253,7 @@ def test_on_a_cpu_a_stop_saves_forwards() -> None:
     drafter = small(cousin(target), min_confidence=0.35)
     recorded = Recorded(drafter)
     decoder = SpecDecoder(target, drafter=recorded, strict=True)
-    model: Any = drafter.source.model
+    model: Any = drafter.draft_model.cached
     with counted(model.model) as calls:
         says(decoder, [ids(4)], 30)
     unfinished = [len(nodes) for text, nodes in recorded.drafts if len(text) < 4 + 30 - 6]
@@ -276,7 +276,7 @@ def test_on_a_device_a_stop_is_padding(law: str, monkeypatch: pytest.MonkeyPatch
         prompts = [ids(4), ids(9), ids(2)]
         params = SamplingParams(max_new_tokens=20, seed=2)
         wanted = [plain(target, tuple(prompt), 20) for prompt in prompts]
-        model: Any = drafter.source.model
+        model: Any = drafter.draft_model.cached
         with counted(model.model) as made:
             assert [r.token_ids for r in decoder.generate(prompts, params)] == wanted
         drafts.append(recorded.drafts)

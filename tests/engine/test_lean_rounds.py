@@ -98,7 +98,7 @@ def counts(decoder: SpecDecoder, prompts: list[list[int]], rounds: int = 4, **op
     run = decoder.rounds(prompts, SamplingParams(max_new_tokens=40, ignore_eos=True, **options))
     list(islice(run, 3))
     drafter: Any = decoder.drafter
-    own = [drafter.source.model.model] if hasattr(drafter, "source") else []
+    own = [drafter.draft_model.cached.model] if hasattr(drafter, "draft_model") else []
     with counting(decoder, *own) as seen:
         list(islice(run, rounds))
     run.close()

@@ -158,7 +158,7 @@ def test_nodes_that_are_not_visited_cost_nothing(verifier: Verifier, law: DraftL
     assert largest.size <= rows * vocab
 
 
-def test_a_shallow_walk_needs_no_more_draws_than_its_depth() -> None:
+def test_a_shallow_descent_needs_no_more_draws_than_its_depth() -> None:
     calls = []
 
     class Counting(KeyedRng):
