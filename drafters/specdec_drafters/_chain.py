@@ -41,7 +41,7 @@ class ChainConfig(DrafterConfig):
 
 
 class ChainDrafter(CachedDrafter):
-    """Drafts one chain a row; every row's own budget, confidence and room end it before a draw."""
+    """Drafts one chain a row; every row's own budget and confidence end it before a draw."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -49,9 +49,9 @@ class ChainDrafter(CachedDrafter):
         self.capabilities = Capabilities(laws=frozenset({law}), max_depth=config.num_tokens, asks=True)
 
     def draft(self, context: Context, budget: Budget) -> Draft:
-        """Draft for rows that all have room."""
+        """Draft for rows that all have a depth."""
         chain = _Chain(self.config, context, budget)
-        model, vocab_size = self.source.model, self.source.vocab_size
+        model, vocab_size = self.draft_model.cached, self.draft_model.vocab_size
         logits = model.extend(context)[:, 0]
         while chain.add(aligned(logits, vocab_size)):
             fed = len(chain.tokens) - 1
@@ -99,12 +99,10 @@ class _Chain:
         counts = [min(depth, n) for depth in self._depths]
         if self._decides_on_host:
             counts = (parents != HOLE).sum(dim=1).tolist()
-        return Draft(
-            tokens=torch.stack(self.tokens, dim=1),
-            parents=parents,
-            laws=torch.full((rows,), self._config.draft.law, dtype=torch.uint8, device=parents.device),
-            depth=n,
-            width=1,
+        return Draft.of(
+            torch.stack(self.tokens, dim=1),
+            parents,
+            self._config.draft.law,
             probs=torch.stack(self._probs, dim=1) if self._probs else None,
             scores=torch.stack(self._sure, dim=1).cumprod(dim=1) if self._sure else None,
             counts=tuple(counts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from specdec_core import TargetInfo
-from specdec_drafters._cached import early_exit_source
+from specdec_drafters._cached import early_draft_model
 from specdec_drafters._chain import ChainConfig, ChainDrafter
 
 
@@ -31,4 +31,4 @@ class EarlyExit(ChainDrafter):
 
     def bind(self, target: TargetInfo) -> None:
         """Borrow the layers; refuse an exit that the target does not have."""
-        self._source = early_exit_source(target, self.config.layer)
+        self._draft_model = early_draft_model(target, self.config.layer)

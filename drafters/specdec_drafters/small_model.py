@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdec_core import TargetInfo
-from specdec_drafters._cached import small_model_source
+from specdec_drafters._cached import own_draft_model
 from specdec_drafters._chain import ChainConfig, ChainDrafter
 from specdec_drafters._loading import OwnModelConfig
 
@@ -25,4 +25,4 @@ class SmallModel(ChainDrafter):
 
     def bind(self, target: TargetInfo) -> None:
         """Load the model; refuse another vocabulary, or a state that cannot be rolled back."""
-        self._source = small_model_source(target, self.config, self.name)
+        self._draft_model = own_draft_model(target, self.config, self.name)

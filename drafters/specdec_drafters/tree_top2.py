@@ -19,7 +19,7 @@ from specdec_core import (
     UsageError,
     on_device,
 )
-from specdec_drafters._cached import CachedDrafter, early_exit_source, small_model_source
+from specdec_drafters._cached import CachedDrafter, early_draft_model, own_draft_model
 from specdec_drafters._children import Children, drawn_children, top_children
 from specdec_drafters._law import Temperature
 from specdec_drafters._loading import OwnModelConfig
@@ -77,9 +77,9 @@ class TreeTop2(CachedDrafter):
         """Find the model that drafts: the one named, else a companion of the target."""
         shipped = target.companions
         if self.config.layer is None and (self.config.model is not None or "draft" in shipped):
-            self._source = small_model_source(target, self.config, self.name)
+            self._draft_model = own_draft_model(target, self.config, self.name)
         elif self.config.layer is not None or "exit_layer" in shipped:
-            self._source = early_exit_source(target, self.config.layer)
+            self._draft_model = early_draft_model(target, self.config.layer)
         else:
             raise UsageError(
                 "drafter 'tree_top2' needs a model to draft with, and this target ships none: write "
@@ -87,23 +87,24 @@ class TreeTop2(CachedDrafter):
             )
         if self.config.width > target.vocab_size:
             raise UsageError(f"width={self.config.width} is more than there are tokens: {target.vocab_size}")
-        if not self.source.model.trees:
+        if not self.draft_model.cached.trees:
             raise UsageError("the model that tree_top2 drafts with can follow chains only; use small_model")
 
     def draft(self, context: Context, budget: Budget) -> Draft:
         """Draft level by level; what is over the budget is never drawn."""
         sizes = level_sizes(self.config.width, max(budget.depth), budget.nodes)
         tree = _Tree(context, budget.depth)
-        logits = self.source.model.extend(context)
+        model = self.draft_model.cached
+        logits = model.extend(context)
         for depth, size in enumerate(sizes, 1):
-            logits = aligned(logits, self.source.vocab_size)
+            logits = aligned(logits, self.draft_model.vocab_size)
             children = self._choose(
                 context, logits, tree.paths(), self.config.width, self.config.temperature, tree.nodes
             )
             tree.add(children, size, self.config.width)
             if depth < len(sizes):
                 fed = tree.nodes - size
-                logits = self.source.model.extend(context, tree.tokens[-1], tree.parents(), fed)[:, :size]
+                logits = model.extend(context, tree.tokens[-1], tree.parents(), fed)[:, :size]
         return tree.finished(self._law, self.config.width)
 
 
@@ -160,11 +161,10 @@ class _Tree:
 
     def finished(self, law: DraftLaw, width: int) -> Draft:
         """Make the draft."""
-        parents = self.parents()
-        return Draft(
-            tokens=torch.cat(self.tokens, dim=1),
-            parents=parents,
-            laws=torch.full((parents.shape[0],), law, dtype=torch.uint8, device=parents.device),
+        return Draft.of(
+            torch.cat(self.tokens, dim=1),
+            self.parents(),
+            law,
             depth=len(self.tokens),
             width=width,
             probs=torch.cat(self._probs, dim=1) if self._probs else None,

@@ -90,8 +90,8 @@ def measure_cost(
     most = sum(widths) * (cycles + _WARM_UP) + widths[-1]  # if all that is drafted were accepted
     decoder = stand.decoder(drafter=drafter, draft_tokens=widths[-1] - 1, max_batch=batch)
     if decoder.target.context_limit is not None:
-        room = decoder.target.context_limit - len(prompt)
-        most = min(most, max(room, rounds + widths[-1]))
+        left = decoder.target.context_limit - len(prompt)
+        most = min(most, max(left, rounds + widths[-1]))
         prompt = prompt[-max(decoder.target.context_limit - most, 1) :]
     params = SamplingParams(max_new_tokens=most, ignore_eos=True)
     took: list[tuple[int, float]] = []

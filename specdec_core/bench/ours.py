@@ -54,14 +54,14 @@ class Ours:
 
     def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Run:
         """Generate, and count rounds as they come."""
-        calls, book = self.decoder.target.runner.calls, _Book()
+        book = _Book()
         settle(self.decoder.target.device)
         began = time.perf_counter()
         for done in self.decoder.rounds([list(prompt) for prompt in prompts], list(params)):
             book.add(done)
         settle(self.decoder.target.device)
         seconds = time.perf_counter() - began
-        return book.run(seconds, self.decoder.target.runner.calls - calls)
+        return book.run(seconds)
 
     @property
     def steps_alone(self) -> bool:
@@ -72,14 +72,14 @@ class Ours:
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> Generator[float, None, Run]:
         """Generate round by round; yield the seconds that were taken so far."""
-        calls, book, seconds = self.decoder.target.runner.calls, _Book(), 0.0
+        book, seconds = _Book(), 0.0
         rounds = self.decoder.rounds([list(prompt) for prompt in prompts], list(params))
         while True:
             began = time.perf_counter()
             done = next(rounds, None)
             seconds += time.perf_counter() - began
             if done is None:
-                return book.run(seconds, self.decoder.target.runner.calls - calls)
+                return book.run(seconds)
             book.add(done)
             yield seconds
 
@@ -91,9 +91,10 @@ class _Book:
         self._rows: dict[int, Row] = {}
         self._widths: Counter[int] = Counter()
         self._seconds: Counter[str] = Counter()
-        self._block_rows = 0
+        self._rounds = self._block_rows = 0
 
     def add(self, done: Round) -> None:
+        self._rounds += 1
         for part, seconds in done.seconds.items():
             reads = done.batch.first and part == "draft"  # a drafter's own model reads the prompt, too
             self._seconds["prefill" if reads else part] += seconds  # type: ignore[assignment]
@@ -103,13 +104,13 @@ class _Book:
             self._widths[1 + done.draft.nodes] += 1
             self._block_rows += len(done.batch.rows)
 
-    def run(self, seconds: float, forwards: int) -> Run:
+    def run(self, seconds: float) -> Run:
         rows = [self._rows[row] for row in sorted(self._rows)]  # ids rise in the order of the prompts
         total = Stats.pooled(row.stats for row in rows)
         return Run(
             seconds,
             [row.output for row in rows],
-            forwards,
+            self._rounds + total.prefill_calls,  # forwards
             rounds=total.rounds,
             drafted=total.drafted_tokens,
             accepted=total.accepted_tokens,

@@ -67,7 +67,7 @@ class Reference:
             output: Tensor = self._model.generate(input_ids=ids, attention_mask=mask, **options)
             new = output[:, ids.shape[1] :].tolist()
             seconds = time.perf_counter() - began
-        return _run(seconds, [_cut(row, ends) for row in new], seen, ids.shape[1], self._device)
+        return _run(seconds, [_until_end(row, ends) for row in new], seen, ids.shape[1], self._device)
 
     @contextmanager
     def _watched(self) -> Iterator[_Seen]:
@@ -157,7 +157,7 @@ def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Ten
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def _cut(tokens: list[int], ends: frozenset[int]) -> list[int]:
+def _until_end(tokens: list[int], ends: frozenset[int]) -> list[int]:
     """Leave out the padding behind a row's end."""
     for i, token in enumerate(tokens):
         if token in ends:

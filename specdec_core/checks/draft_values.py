@@ -9,6 +9,8 @@ never says.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -30,7 +32,6 @@ RULES = (
 )
 _ALIEN, _ORPHAN, _SURPLUS, _TOO_DEEP, _TOO_MANY, _UNDECLARED, _UNUSABLE, _LOOSE = range(len(RULES))
 Q_UNUSABLE = 1 << _UNUSABLE
-NEEDS_Q = (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +53,7 @@ class CheckedDraft:
 def check_chains(draft: Draft, budget: Budget, capabilities: Capabilities, vocab_size: int) -> CheckedDraft:
     """Do what `check_values` does, on the host, for chains that it knows: by `draft.host`, for all rows."""
     assert draft.host is not None
-    room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
+    columns = max(budget.nodes, capabilities.nodes)  # that the caches have room for
     deepest = min(draft.depth, budget.nodes)
     declared = DraftLaw.ONE_HOT in capabilities.laws
     counts = draft.counts or (draft.nodes,) * draft.rows
@@ -61,7 +62,7 @@ def check_chains(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
     for nodes, limit, count in zip(draft.host, budget.depth, counts, strict=True):
         assert nodes is not None
         parents = nodes.parents[: min(count, draft.nodes)]
-        beyond, parents = parents[room:], parents[:room]
+        beyond, parents = parents[columns:], parents[:columns]
         sound = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
         within = min(sound, limit, deepest)
         tokens = list(nodes.tokens[:within])
@@ -83,13 +84,14 @@ def check_values(draft: Draft, budget: Budget, capabilities: Capabilities, vocab
 
     A row whose law or q cannot be verified loses its whole draft.
     """
-    room = max(budget.nodes, capabilities.nodes)  # columns that the caches have room for
+    columns = max(budget.nodes, capabilities.nodes)  # that the caches have room for
     draft = _counted(draft)
     broken: dict[int, Tensor] = {}  # rule -> bool [B]
-    if draft.nodes > room:
-        broken[_TOO_MANY] = (draft.parents[:, room:] != HOLE).any(dim=-1)
-    draft = _narrowed(draft, room, max(budget.depth))
-    real, tree = _chain_nodes(draft, broken) if draft.chain else _tree_nodes(draft, broken)
+    if draft.nodes > columns:
+        broken[_TOO_MANY] = (draft.parents[:, columns:] != HOLE).any(dim=-1)
+    declared = draft.depth
+    draft = _narrowed(draft, columns, max(budget.depth))
+    real, tree = _chain_nodes(draft, broken) if draft.chain else _tree_nodes(draft, declared, broken)
     real = _within(real, tree, budget, draft.depth, broken)
     counts = real.sum(dim=-1)
     alien = draft.tokens.clamp(0, vocab_size - 1) != draft.tokens
@@ -112,15 +114,18 @@ def _chain_nodes(draft: Draft, broken: dict[int, Tensor]) -> tuple[Tensor, None]
     return real, None
 
 
-def _tree_nodes(draft: Draft, broken: dict[int, Tensor]) -> tuple[Tensor, Tree]:
-    """Find the nodes that hang on an earlier one, all the way to the root: bool [B, n]."""
+def _tree_nodes(draft: Draft, declared: int, broken: dict[int, Tensor]) -> tuple[Tensor, Tree]:
+    """Find the nodes that hang on an earlier one, all the way to the root: bool [B, n].
+
+    declared: the depth of the draft as it was proposed: one more tells what lies deeper.
+    """
     parents = draft.parents
     index = torch.arange(draft.nodes, device=parents.device)
     orphan = (parents >= index) | (parents < HOLE)
     earlier_siblings = (parents.unsqueeze(1) == parents.unsqueeze(2)).tril_(-1).sum(dim=-1)
     surplus = (parents > HOLE) & (earlier_siblings >= draft.width)
     broken[_ORPHAN], broken[_SURPLUS] = orphan.any(dim=-1), surplus.any(dim=-1)
-    tree = Tree.of(parents.masked_fill(orphan | surplus, HOLE))
+    tree = Tree.of(parents.masked_fill(orphan | surplus, HOLE), declared + 1)
     return tree.real, tree
 
 
@@ -151,7 +156,7 @@ def _unfit(
     for law in capabilities.laws:
         undeclared = undeclared & (draft.laws != law)
     broken[_UNDECLARED] = undeclared
-    if draft.probs is None and capabilities.laws.isdisjoint(NEEDS_Q):
+    if draft.probs is None and not any(law.needs_q for law in capabilities.laws):
         return undeclared
     broken[_UNUSABLE] = unusable = _unusable_q(draft, real)
     return undeclared | unusable
@@ -174,7 +179,7 @@ def _counted(draft: Draft) -> Draft:
 
 def _unusable_q(draft: Draft, real: Tensor) -> Tensor:
     """Which rows need a q and have none that can be used: bool [B]."""
-    needs = (draft.laws == DraftLaw.SAMPLED) | (draft.laws == DraftLaw.WITHOUT_REPLACEMENT)
+    needs = reduce(or_, (draft.laws == law for law in DraftLaw if law.needs_q))
     if draft.probs is None:
         return needs & real.any(dim=-1)
     q = draft.probs

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from specdec_core.checks.draft_values import (
-    NEEDS_Q,
     Q_UNUSABLE,
     RULES,
     CheckedDraft,
     check_chains,
     check_values,
 )
+from specdec_core.contract.blame import blaming_drafter
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.errors import DraftContractViolation, DrafterError
 from specdec_core.contract.interfaces import Budget, Capabilities, Context, Drafter, Outcome, Rows
@@ -35,16 +35,18 @@ class GuardedDrafter:
 
     A dropped drafter is left out until `renew`.
 
-    own: capabilities in rounds without constraints, where these are narrower: see `Forcing`.
+    forcing: the same drafter, with what constraints force before it: it acts while a row has one.
     """
 
     def __init__(
-        self, drafter: Drafter, vocab_size: int, *, strict: bool = False, own: Capabilities | None = None
+        self, drafter: Drafter, vocab_size: int, *, strict: bool = False, forcing: Drafter | None = None
     ) -> None:
         self.drafter, self.vocab_size, self.strict = drafter, vocab_size, strict
+        self._plain, self._forcing = drafter, drafter if forcing is None else forcing
         self.dropped = False
-        self.capabilities: Capabilities = drafter.capabilities
-        self._own = self.capabilities if own is None else own
+        self._can = drafter.capabilities
+        self.capabilities: Capabilities = self._forcing.capabilities
+        self._constrained: set[int] = set()
         self._admitted: set[int] = set()
 
     @property
@@ -62,6 +64,9 @@ class GuardedDrafter:
             return
         with self._fenced("admit"):
             self._admitted.update(rows.ids)
+            pairs = zip(rows.ids, rows.params, strict=True)
+            self._constrained.update(row for row, params in pairs if params.constraint is not None)
+            self._choose()
             self.drafter.admit(rows)
 
     def release(self, rows: Sequence[int]) -> None:
@@ -71,20 +76,25 @@ class GuardedDrafter:
         if known:
             with self._fenced("release"):
                 self.drafter.release(known)
+            self._constrained.difference_update(known)
+            self._choose()
+
+    def _choose(self) -> None:
+        """Let act who is to; between rounds."""
+        self.drafter = self._forcing if self._constrained else self._plain
+        self._can = self.drafter.capabilities
 
     def propose(self, context: Context, budget: Budget, cut: Cut | None = None) -> CheckedDraft:
         """Draft, check what came back, and keep what `cut` leaves of it."""
         if not self.dropped and any(budget.depth):
             with self._fenced("propose"):
                 draft = self.drafter.propose(context, budget)
-                free = all(params.constraint is None for params in context.params)
-                can = self._own if free else self.capabilities
-                _check_on_host(draft, context, self.vocab_size, can, self.name)
+                _check_on_host(draft, context, self.vocab_size, self._can, self.name)
                 if draft.nodes and cut is not None:
                     draft = cut(draft)
                 if draft.nodes:
                     check = check_chains if draft.chain and draft.hosted else check_values
-                    return check(draft, budget, can, self.vocab_size)
+                    return check(draft, budget, self._can, self.vocab_size)
         return CheckedDraft.empty(len(context.rows), context.device)
 
     def observe(self, outcome: Outcome) -> None:
@@ -93,7 +103,7 @@ class GuardedDrafter:
             with self._fenced("observe"):
                 self.drafter.observe(outcome)
 
-    def judge(self, flags: Sequence[int]) -> None:
+    def blame(self, flags: Sequence[int]) -> None:
         """Act on the flags of the round, once they are on the host."""
         broken = 0
         for flag in flags:
@@ -105,13 +115,9 @@ class GuardedDrafter:
     @contextmanager
     def _fenced(self, call: str) -> Iterator[None]:
         try:
-            yield
-        except Exception as error:  # whatever a plugin raises must not end the run
-            if not isinstance(error, DrafterError) or not error.drafter:
-                reason = f"{call} raised {type(error).__name__}: {error}"
-                failure = DrafterError(f"drafter {self.name!r}: {reason}", drafter=self.name)
-                failure.__cause__ = error
-                error = failure
+            with blaming_drafter(self.name, call):
+                yield
+        except DrafterError as error:  # whatever a plugin raises must not end the run
             self._drop(error)
 
     def _drop(self, error: DrafterError, *, off_law: bool = False) -> None:
@@ -151,11 +157,11 @@ def _check_on_host(draft: object, context: Context, vocab_size: int, can: Capabi
         if tensor.device != context.device:
             raise _violation(name, f"`{part}` must be on {context.device}, not on {tensor.device}")
     _check_host_values(draft, rows, name)
-    if draft.host is not None and any(draft.host) and can.laws <= set(NEEDS_Q):
+    if draft.host is not None and any(draft.host) and all(law.needs_q for law in can.laws):
         raise _violation(name, "it gave `host` nodes, which may be cut, but it draws what it drafts")
     if draft.nodes and draft.width > 1 and not can.makes_trees:
         raise _violation(name, "it made a tree, but its capabilities say makes_trees=False")
-    if draft.nodes and draft.probs is None and can.laws and can.laws <= set(NEEDS_Q):
+    if draft.nodes and draft.probs is None and can.laws and all(law.needs_q for law in can.laws):
         raise _violation(name, "its law is sampled, but it gave no q (`probs`)")
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_core.contract.blame import blaming, described
 from specdec_core.contract.distributions import TargetDistributions
 from specdec_core.contract.draft import ROOT, Draft, Verdict
-from specdec_core.contract.errors import SpecdecError, VerifierError
+from specdec_core.contract.errors import VerifierError
 from specdec_core.contract.interfaces import RowRng, Verifier
 from specdec_core.contract.transfer import on_device
 
@@ -59,19 +60,19 @@ def broken_verdict(verifier: Verifier, flags: int) -> VerifierError:
     return _violation(verifier.name, f"its verdict has {rule}")
 
 
-def judged(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng) -> CheckedVerdict:
+def checked_verdict(verifier: Verifier, p: TargetDistributions, draft: Draft, rng: RowRng) -> CheckedVerdict:
     """Let a verifier judge a draft, and check what it says.
 
     Raises:
         VerifierError: it raised, or its verdict is no verdict; names the verifier.
     """
-    try:
+
+    def fault(error: BaseException) -> VerifierError:
+        reason = f"verifier {verifier.name!r}: verify raised {described(error)}"
+        return VerifierError(reason, verifier=verifier.name)
+
+    with blaming(fault):
         verdict = verifier.verify(p, draft, rng)
-    except (SpecdecError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a plugin may raise anything: name it
-        reason = f"verifier {verifier.name!r}: verify raised {type(error).__name__}: {error}"
-        raise VerifierError(reason, verifier=verifier.name) from error
     _check_on_host(verdict, draft, verifier.name)
     return _check_values(verdict, draft, p.vocab_size, verifier.name)
 

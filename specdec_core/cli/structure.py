@@ -11,7 +11,7 @@ from specdec_core.contract.errors import InvalidParameter, UsageError
 
 if TYPE_CHECKING:
     from specdec_core.contract.constraints import Matcher
-    from specdec_core.sampling.grammar import Grammar, Source
+    from specdec_core.sampling.grammar import Grammar, Rules
 
 
 @dataclass(frozen=True)
@@ -31,33 +31,33 @@ class Structure:
             return None
         if self.json_schema is not None and self.regex is not None:
             raise UsageError("--json-schema and --regex go one at a time; leave one out")
-        from specdec_core.sampling.grammar import regex_source, schema_source
+        from specdec_core.sampling.grammar import regex_rules, schema_rules
 
         if self.regex is not None:
-            return Later(regex_source(self.regex))
-        return Later(schema_source(_text(str(self.json_schema))))
+            return Later(regex_rules(self.regex))
+        return Later(schema_rules(_text(str(self.json_schema))))
 
 
 class Later:
     """A constraint of a target that is not loaded yet."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self._made: Grammar | None = None
 
     def __repr__(self) -> str:
-        return self._source.name
+        return self._rules.name
 
     @property
     def text(self) -> str:
         """The whole of it, which `repr` may cut short."""
-        return self._source.text
+        return self._rules.text
 
     def bind(self, tokenizer: Any) -> None:
         """Meet the target's tokenizer."""
         from specdec_core.sampling.grammar import Grammar
 
-        self._made = Grammar(self._source, tokenizer)
+        self._made = Grammar(self._rules, tokenizer)
 
     def matcher(self) -> Matcher:
         """Start at the beginning."""

@@ -30,6 +30,11 @@ class DraftLaw(IntEnum):
     COUPLED = 3
     """Drawn with the target's own noise of that position; for `greedy` and `match` only."""
 
+    @property
+    def needs_q(self) -> bool:
+        """Whether a verifier must know the q that the tokens were drawn from: `Draft.probs`."""
+        return self in (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT)
+
 
 @dataclass(frozen=True, slots=True)
 class HostNodes:
@@ -59,7 +64,8 @@ class Draft:
     tokens: Tensor  # int64 [B, n]: parents come before children, siblings in the order they were drawn
     parents: Tensor  # int64 [B, n]: index of the parent node; ROOT or HOLE where there is none
     laws: Tensor  # uint8 [B]: a DraftLaw for each row; not read for a row without nodes
-    depth: int  # upper bound on any node's depth (a child of the last pending token has depth 1)
+    depth: int  # upper bound on any node's depth (a child of the last pending token has depth 1), and on
+    # that of what hangs on a hole, counted from the hole
     width: int  # upper bound on the children of a node
     probs: Tensor | None = None  # float32 [B, n, V]: the q each node was drawn from; None: no row needs it
     scores: Tensor | None = None  # float32 [B, n]: the drafter's own guess that a node is accepted
@@ -85,10 +91,38 @@ class Draft:
         return self.host is not None and None not in self.host
 
     @classmethod
+    def of(
+        cls,
+        tokens: Tensor,
+        parents: Tensor,
+        law: DraftLaw | Sequence[DraftLaw],
+        *,
+        depth: int | None = None,
+        width: int = 1,
+        probs: Tensor | None = None,
+        scores: Tensor | None = None,
+        counts: tuple[int, ...] | None = None,
+        host: tuple[HostNodes | None, ...] | None = None,
+        chain: bool = False,
+    ) -> Draft:
+        """Make a draft whose rows have one law, or one each.
+
+        tokens, parents: int64 [B, n], on the device. depth: None: n, which no node can exceed. The others
+        are the fields of their names; left out, they say that no node has more than one child.
+        """
+        rows, n = tokens.shape
+        if isinstance(law, DraftLaw):
+            laws = torch.full((rows,), law, dtype=torch.uint8, device=tokens.device)
+        else:
+            laws = on_device(list(law), tokens.device, torch.uint8)
+        depth = n if depth is None else depth
+        return cls(tokens, parents, laws, depth, width, probs, scores, counts, host=host, chain=chain)
+
+    @classmethod
     def empty(cls, rows: int, device: torch.device | str = "cpu") -> Draft:
         """Make a draft without nodes for `rows` rows."""
         none = torch.empty((rows, 0), dtype=torch.int64, device=device)
-        return cls(none, none, torch.zeros(rows, dtype=torch.uint8, device=device), depth=0, width=0)
+        return cls.of(none, none, DraftLaw.ONE_HOT, width=0)
 
     @classmethod
     def chains(
@@ -107,10 +141,9 @@ class Draft:
         ids = [row + [0] * (n - len(row)) for row in tokens]
         parents = [[*range(ROOT, len(row) - 1)] + [HOLE] * (n - len(row)) for row in tokens]
         both = on_device([ids, parents], device)
-        laws = torch.full((len(tokens),), DraftLaw.ONE_HOT, dtype=torch.uint8, device=device)
-        host = HostNodes.each(tokens, [range(ROOT, len(row) - 1) for row in tokens], scores)
         counts = tuple(map(len, tokens))
-        return cls(both[0], both[1], laws, depth=n, width=1, counts=counts, host=host, chain=True)
+        host = HostNodes.each(tokens, [range(ROOT, len(row) - 1) for row in tokens], scores)
+        return cls.of(both[0], both[1], DraftLaw.ONE_HOT, counts=counts, host=host, chain=True)
 
     @classmethod
     def trees(
@@ -132,10 +165,10 @@ class Draft:
         up = [row + [HOLE] * (n - len(row)) for row in parents]
         both = on_device([ids, up], device)
         padded = None if scores is None else [row + [0.0] * (n - len(row)) for row in scores]
-        return cls(
+        return cls.of(
             both[0],
             both[1],
-            torch.full((len(tokens),), DraftLaw.ONE_HOT, dtype=torch.uint8, device=device),
+            DraftLaw.ONE_HOT,
             depth=max(map(_deepest, parents)),
             width=max(max(Counter(row).values(), default=0) for row in parents),
             scores=None if padded is None else on_device(padded, device, torch.float32),

@@ -6,7 +6,7 @@ B is the number of rows of one call, n the width of a draft, V the target's voca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -81,6 +81,11 @@ class Budget:
     def for_rows(self, index: Sequence[int]) -> Budget:
         """Select rows by their index in this budget."""
         return Budget([self.depth[i] for i in index], self.nodes, self.goes_on)
+
+    def clipped(self, capabilities: Capabilities) -> Budget:
+        """Lower it to what a drafter can make, where others in its place could make more."""
+        depths = [min(depth, capabilities.max_depth) for depth in self.depth]
+        return Budget(depths, min(self.nodes, capabilities.nodes), self.goes_on)
 
 
 class RowRng(Protocol):
@@ -193,11 +198,16 @@ class Outcome:
     scored: Tensor | None = None
     # int64 [B, 1 + n], beside `top_logits`: the token each index follows, whoever drafted it; -1: no node
 
-    def for_rows(self, index: Sequence[int], *, own_draft: bool = True) -> Outcome:
-        """Select rows by their index; `own_draft=False` empties the paths of another's draft."""
+    def for_rows(self, index: Sequence[int], *, own_draft: bool | Sequence[bool] = True) -> Outcome:
+        """Select rows by their index.
 
+        own_draft: whether the receiver drafted them, all or each; the paths of another's draft are emptied.
+        """
         at = list(index)
-        paths = _pick(self.paths, at) if own_draft else tuple([] for _ in at)
+        own = [own_draft] * len(at) if isinstance(own_draft, bool) else own_draft
+        paths = tuple(self.paths[i] if mine else [] for i, mine in zip(at, own, strict=True))
+        if at == list(range(len(self.rows))):
+            return replace(self, paths=paths)
         top = self.top_logits
         return Outcome(
             rows=_pick(self.rows, at),

@@ -20,12 +20,17 @@ class Tree:
 
     @classmethod
     def of(cls, parents: Tensor, depth: int | None = None) -> Tree:
-        """Find ancestors and depths; parents: int64 [B, n] of a valid forest, depth: a bound on it."""
+        """Find ancestors and depths; parents: int64 [B, n] of a valid forest.
+
+        depth: a bound on it, holes counted like nodes; None: n. What lies deeper lacks ancestors, and is
+        told to be at least that deep.
+        """
         n = parents.shape[1]
         index = torch.arange(n, device=parents.device)
         reach = ((parents.unsqueeze(-1) == index) | (index[:, None] == index)).float()
         # (I + P)^(2^i) reaches ancestors up to 2^i generations away; the deepest node has depth - 1 of them.
-        for _ in range(max((n if depth is None else depth) - 2, 0).bit_length()):
+        deepest = n if depth is None else min(depth, n)
+        for _ in range(max(deepest - 2, 0).bit_length()):
             reach = torch.bmm(reach, reach).clamp_(max=1)
         ancestors = reach > 0
         hole = parents == HOLE

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from specdec_core.contract.blame import blaming_drafter
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.errors import DrafterError
 from specdec_core.contract.interfaces import (
@@ -75,7 +75,7 @@ class Combination:
     def admit(self, rows: Rows) -> None:
         """Begin rows with every member."""
         for label, member in self._labelled():
-            with _blamed(label, "admit"):
+            with blaming_drafter(label, "admit"):
                 member.admit(rows)
 
     def propose(self, context: Context, budget: Budget) -> Draft:
@@ -86,8 +86,8 @@ class Combination:
         for label, member in self._labelled():
             if not left:
                 break
-            allowed = _clipped(budget.for_rows(left), member.capabilities)
-            with _blamed(label, "propose"):
+            allowed = budget.for_rows(left).clipped(member.capabilities)
+            with blaming_drafter(label, "propose"):
                 draft = member.propose(context.for_rows(left).for_member(label), allowed)
                 taken = _taken(draft, allowed)
                 parts.append((draft.for_rows(taken), [left[i] for i in taken]))
@@ -99,7 +99,7 @@ class Combination:
     def observe(self, outcome: Outcome) -> None:
         """Tell every member what was committed; the path is empty where another's draft was used."""
         for label, member in self._labelled():
-            with _blamed(label, "observe"):
+            with blaming_drafter(label, "observe"):
                 member.observe(self._as_seen_by(label, member.capabilities, outcome))
 
     def release(self, rows: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ class Combination:
             self._drafted.pop(row, None)
         for label, member in self._labelled():
             try:
-                with _blamed(label, "release"):
+                with blaming_drafter(label, "release"):
                     member.release(rows)
             except DrafterError as error:
                 failure = failure or error
@@ -125,8 +125,7 @@ class Combination:
         if top is not None:
             top = (top[0][..., : can.top_logits], top[1][..., : can.top_logits])
         return replace(
-            outcome,
-            paths=tuple(path if mine else [] for path, mine in zip(outcome.paths, own, strict=True)),
+            outcome.for_rows(range(len(own)), own_draft=own),
             hidden={layer: outcome.hidden[layer] for layer in can.hidden_layers if layer in outcome.hidden},
             top_logits=top,
             scored=None if top is None else outcome.scored,
@@ -143,27 +142,9 @@ def _labels(members: Sequence[Drafter]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _clipped(budget: Budget, can: Capabilities) -> Budget:
-    """What a member may draft: its own depth and size too, which others of the combination may exceed."""
-    depths = [min(depth, can.max_depth) for depth in budget.depth]
-    return Budget(depths, min(budget.nodes, can.nodes), budget.goes_on)
-
-
 def _taken(draft: Draft, budget: Budget) -> list[int]:
     """The rows that a draft is for, by what the host knows: a look at the device would be a transfer."""
     if not draft.nodes:
         return []
     counts = budget.depth if draft.counts is None else draft.counts
     return [i for i, count in enumerate(counts) if count > 0]
-
-
-@contextmanager
-def _blamed(label: str, call: str) -> Iterator[None]:
-    """Let an error name the member."""
-    try:
-        yield
-    except DrafterError:
-        raise
-    except Exception as error:
-        reason = f"{call} raised {type(error).__name__}: {error}"
-        raise DrafterError(f"drafter {label!r}: {reason}", drafter=label) from error

@@ -47,11 +47,9 @@ class Forcing:
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Draft what is forced, and ask the drafter for the other rows."""
-        if all(params.constraint is None for params in context.params):
-            return self.drafter.propose(context, self._own(budget))
         depths = [min(depth, budget.nodes, self.most) for depth in budget.depth]
         chains = [context.forced(i, depth) if depth > 0 else [] for i, depth in enumerate(depths)]
-        own = self._own(budget)
+        own = budget.clipped(self.drafter.capabilities)
         asked = [i for i, chain in enumerate(chains) if not chain or len(chain) < own.depth[i]]
         draft = self._asked(context, own, asked)
         drafted = [i for i, some in zip(asked, _drafted(draft), strict=True) if some or not chains[i]]
@@ -69,20 +67,13 @@ class Forcing:
 
     def observe(self, outcome: Outcome) -> None:
         """Tell the drafter what was committed; the path is empty where its draft was not used."""
-        rows = zip(outcome.rows, outcome.paths, strict=True)
-        paths = tuple([] if row in self._forced else path for row, path in rows)
-        self.drafter.observe(replace(outcome, paths=paths))
+        own = [row not in self._forced for row in outcome.rows]
+        self.drafter.observe(outcome.for_rows(range(len(own)), own_draft=own))
 
     def release(self, rows: Sequence[int]) -> None:
         """Forget rows."""
         self._forced.difference_update(rows)
         self.drafter.release(rows)
-
-    def _own(self, budget: Budget) -> Budget:
-        """What the drafter would get alone."""
-        can = self.drafter.capabilities
-        depths = [min(depth, can.max_depth) for depth in budget.depth]
-        return Budget(depths, min(budget.nodes, can.nodes), budget.goes_on)
 
     def _asked(self, context: Context, budget: Budget, rows: list[int]) -> Draft:
         """Ask the drafter for these rows."""

@@ -132,10 +132,9 @@ class SpecDecoder:
 
     def _ready(self, strict: bool, memory: int | None) -> tuple[RowMaker, Session]:
         """Make what requests become rows by, and where these are decoded."""
-        own, drafts = self.drafter.capabilities, self.drafter
-        if all(DraftLaw.ONE_HOT in verifier.laws for verifier in self._verifiers):
-            drafts = Forcing(drafts)
-        guard = GuardedDrafter(drafts, self.target.vocab_size, strict=strict, own=own)
+        own, forces = self.drafter.capabilities, all(DraftLaw.ONE_HOT in one.laws for one in self._verifiers)
+        forcing = Forcing(self.drafter) if forces else None
+        guard = GuardedDrafter(self.drafter, self.target.vocab_size, strict=strict, forcing=forcing)
         clock = Clock(self.target.device)
         length = self._length_policy(clock)
         maker = RowMaker(
@@ -143,7 +142,7 @@ class SpecDecoder:
             (self.drafter.name, own),
             self._verifiers,
             auto=self._auto,
-            forced_depth=drafts.capabilities.max_depth,
+            forced_depth=guard.capabilities.max_depth,
             eos=model_eos_ids(self.target.model, self.tokenizer),
             learns=own.learns or isinstance(length, AdaptiveLength),
         )

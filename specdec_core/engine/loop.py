@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec_core.checks.guard import GuardedDrafter
-from specdec_core.checks.verdicts import CheckedVerdict, judged
+from specdec_core.checks.verdicts import CheckedVerdict, checked_verdict
 from specdec_core.contract.distributions import TargetDistributions
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.errors import VerifierError
@@ -17,7 +17,6 @@ from specdec_core.engine.target import Target
 from specdec_core.length.policy import LengthPolicy
 from specdec_core.rows.batch import Batch
 from specdec_core.rows.clock import Clock
-from specdec_core.sampling.pipeline import distributions
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +36,10 @@ def play(batch: Batch, target: Target, drafter: GuardedDrafter, length: LengthPo
         checked = drafter.propose(batch.context, plan.budget, plan.cut)
     with clock.part("prefill" if batch.first else "target"):
         logits = target.score(batch, checked)
-    p = distributions(logits, batch.params, batch.history(checked))
+    p = batch.distributions(checked, logits)
     verdict = _verdict(batch, p, checked.draft)
     outcome, flags = batch.commit(checked, verdict, logits)
-    drafter.judge(flags)
+    drafter.blame(flags)
     outcome = target.keep(outcome)
     with clock.part("draft"):
         drafter.observe(outcome)
@@ -67,7 +66,7 @@ def _of_one(
 ) -> CheckedVerdict:
     """Let a verifier judge the rows that are its; where it fails, these end, and no others."""
     try:
-        return judged(
+        return checked_verdict(
             verifier, p, draft, batch.rng if len(rows) == len(batch.rows) else batch.rng.for_rows(rows)
         )
     except VerifierError as error:

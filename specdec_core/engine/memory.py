@@ -7,13 +7,11 @@ from pathlib import Path
 
 import torch
 
-from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.interfaces import Capabilities
 from specdec_core.engine.target import Target
 from specdec_core.rows.row import Row
 
-_NEEDS_Q = {DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT}
 _ALWAYS_FITS = 2**26  # bytes; below, memory is not asked
 
 
@@ -31,7 +29,7 @@ class Memory:
 
     def __init__(self, target: Target, can: Capabilities, nodes: int, limit: int | None) -> None:
         self._target, self._nodes, self._limit = target, nodes, limit
-        indices = 2 * (1 + nodes) + (nodes if can.laws & _NEEDS_Q else 0)
+        indices = 2 * (1 + nodes) + (nodes if any(law.needs_q for law in can.laws) else 0)
         self._of_row = 4 * indices * target.vocab_size
 
     def fits(self, rows: Sequence[Row]) -> bool:

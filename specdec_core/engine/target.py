@@ -158,7 +158,8 @@ class Target:
         draft = checked.draft
         tokens, parents = (draft.tokens, draft.parents) if draft.nodes else (None, None)
         parents = None if draft.chain else parents
-        self._last = self.runner.forward(batch.context, tokens, parents, counts=draft.counts)
+        counts, tree = draft.counts, checked.tree
+        self._last = self.runner.forward(batch.context, tokens, parents, counts=counts, tree=tree)
         self._scored = _scored(batch, checked) if self._top_logits else None
         return self._last.logits
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_core.contract.draft import HOLE
 from specdec_core.contract.transfer import on_device
+from specdec_core.contract.tree import Tree
 from specdec_core.model.graphs import Inputs
 from specdec_core.model.ragged import Ragged
 from specdec_core.model.shapes import Shape
@@ -28,6 +29,7 @@ class Block:
     parents: Tensor | None = None  # int64 [B, fed + m]; None: chains
     fed: int = 0
     counts: Sequence[int] | None = None  # most nodes of each row that are fed here, if known
+    tree: Tree | None = None  # of the parents, where it is made already
 
     @property
     def nodes(self) -> int:
@@ -67,6 +69,7 @@ class Block:
         """Make the tensors, [rows of the range, ...]; rows that are not members are padding.
 
         host: int64 [B, 2 + P]: slots held, tokens behind them (of chains the nodes too), pending tokens.
+        Of a tree that is made already its tensors are there, else the parents that it follows from.
         """
         inputs: Inputs = {}
         if span is None or shape.columns:
@@ -78,15 +81,18 @@ class Block:
             inputs["host"] = on_device(host, device)
         if self.tokens is not None:
             inputs["tokens"] = _padded(self.tokens, shape.nodes, at, shape.rows, 0)
-        if self.parents is not None:
+        if self.tree is not None:
+            for name in ("ancestors", "depths", "real"):
+                inputs[name] = _padded(getattr(self.tree, name), self.nodes, at, shape.rows, 0)
+        elif self.parents is not None:
             inputs["parents"] = _padded(self.parents, shape.fed + shape.nodes, at, shape.rows, HOLE)
         return inputs
 
 
 def _padded(x: Tensor, width: int, at: list[int], rows: int, fill: int) -> Tensor:
-    """Pad [B, w] to [rows, width], each row at its place."""
+    """Pad [B, w, ...] to [rows, width, ...], each row at its place."""
     if width > x.shape[1]:
         x = torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill)
     if at == list(range(rows)):
         return x
-    return x.new_full((rows, width), fill).index_copy_(0, on_device(at, x.device), x)
+    return x.new_full((rows, *x.shape[1:]), fill).index_copy_(0, on_device(at, x.device), x)

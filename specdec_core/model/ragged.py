@@ -39,7 +39,7 @@ class Part:
         done = attention(q, key[self.rows, :, : self.view], value[self.rows, :, : self.view], mask)
         return done.flatten(0, 1)
 
-    def cut(self, mask: Tensor) -> Tensor:
+    def mask_of(self, mask: Tensor) -> Tensor:
         """Give these rows' part of a mask, [entries, S] -> [R, 1, C, view]."""
         return _selected(mask, self.entries)[:, : self.view].view(-1, 1, self.columns, self.view)
 
@@ -126,13 +126,13 @@ class Ragged:
 
     def _masks_of(self, mask: Tensor, group: int) -> list[Tensor]:
         """Cut a mask for the parts; all layers of a kind come with the same one."""
-        for known, cut in self._masks:
+        for known, own in self._masks:
             if known is mask:
-                return cut
+                return own
         entries = mask.reshape(-1, mask.shape[3])
-        cut = [fold(part.cut(entries), group) for part in self.parts]
-        self._masks.append((mask, cut))
-        return cut
+        own = [fold(part.mask_of(entries), group) for part in self.parts]
+        self._masks.append((mask, own))
+        return own
 
 
 def fold(mask: Tensor, group: int) -> Tensor:

@@ -93,7 +93,6 @@ class Runner:
         self._held: dict[int, int] = {}  # place -> slots held
         self._nodes: dict[int, int] = {}  # place -> nodes fed this round
         self._fresh: set[int] = set()  # admitted, and not looked for a known prefix yet
-        self.calls = 0
 
     @property
     def ragged(self) -> bool:
@@ -162,15 +161,18 @@ class Runner:
         parents: Tensor | None = None,
         fed: int = 0,
         counts: Sequence[int] | None = None,
+        tree: Tree | None = None,
     ) -> Forward:
         """Feed what is pending (at most a chunk) and the nodes behind it.
 
         parents: None for chains. counts: [B], how many of the nodes of each row are to be fed, the first
-        ones; behind them it has holes only.
+        ones; behind them it has holes only. tree: of the parents, if it is made already and none was fed;
+        at fixed shapes it is made again, inside the captured graph.
         """
         pending = [self._pending(context, i) for i in range(len(context.places))]
         ends = [*context.host_lengths]
-        return self._feed(Block(context.places, pending, ends, tokens, parents, fed, counts))
+        tree = tree if self.steps.capture is Capture.OFF else None
+        return self._feed(Block(context.places, pending, ends, tokens, parents, fed, counts, tree))
 
     def adopt(self, context: Context) -> None:
         """Let rows that hold nothing yet take over the slots of another, or an earlier, row that began alike.
@@ -247,7 +249,6 @@ class Runner:
             self._held[place] = end
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
-        self.calls += 1
         pending = tuple(map(len, block.pending))
         if at != list(range(shape.rows)):
             own = 0 if ragged is None else 1  # the logits of a ragged block are the members' already
@@ -347,7 +348,7 @@ class Runner:
             return lay_out_row(*span, windows, self.device)
         columns, tree = shape.columns, None
         if shape.tree:
-            tree = Tree.of(x["parents"])
+            tree = Tree.of(x["parents"]) if "parents" in x else Tree(x["ancestors"], x["depths"], x["real"])
         else:
             columns += shape.nodes
         held, behind = x["host"][:, 0], x["host"][:, 1]

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import IncompatiblePair, InvalidParameter, SpecdecError
 from specdec_core.contract.interfaces import Capabilities, Drafter, Verifier
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.drafting.combination import Combination
 from specdec_core.plugins.registry import Registry
 from specdec_core.plugins.spec_string import parse_drafters, parse_verifier
-
-_NEEDS_NO_Q = {DraftLaw.ONE_HOT, DraftLaw.COUPLED}
 
 
 def build_drafter(drafter: str | Drafter, registry: Registry) -> Drafter:
@@ -135,7 +132,7 @@ def choose(
     if any(not row.greedy for row in params):
         fits = [v for v in fits if v.samples]
     seeded = any(row.seed is not None for row in params)
-    if seeded or can.laws <= _NEEDS_NO_Q:
+    if seeded or not any(law.needs_q for law in can.laws):
         fits = [v for v in fits if v.drafter_invariant] or fits
     if not fits:
         laws = ", ".join(sorted(law.name for law in can.laws))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pluggy
 from pydantic import BaseModel
 
-from specdec_core.contract.errors import PluginError, SpecdecError
+from specdec_core.contract.errors import PluginError
 from specdec_core.plugins import hookspecs
 from specdec_core.plugins.spec_string import nearest
 
@@ -55,7 +55,7 @@ VERIFIER = Kind(
 
 
 @dataclass(frozen=True)
-class Source:
+class Loadable:
     """A plugin that is there to be loaded, and where it comes from."""
 
     name: str
@@ -84,18 +84,7 @@ def normalised(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def one_line(error: BaseException) -> str:
-    """Type and text of an exception in one line; the text alone of specdec's own errors."""
-    try:
-        text = " ".join(str(error).split())[:400]
-    except Exception:
-        text = "(its text cannot be shown)"
-    if isinstance(error, SpecdecError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def installed_plugins() -> Iterator[Source]:
+def installed_plugins() -> Iterator[Loadable]:
     """Every entry point of the group `specdec`, of the first on the path where a distribution is there twice.
 
     Distributions are read one by one, so that one with a broken entry_points.txt hides no other.
@@ -105,7 +94,7 @@ def installed_plugins() -> Iterator[Source]:
         name = _field(distribution, "Name")
         if normalised(name) not in seen or name == UNKNOWN:
             seen.add(normalised(name))
-            yield from _sources(distribution, name)
+            yield from _loadables(distribution, name)
 
 
 def _field(distribution: importlib.metadata.Distribution, name: str) -> str:
@@ -116,15 +105,15 @@ def _field(distribution: importlib.metadata.Distribution, name: str) -> str:
         return UNKNOWN
 
 
-def _sources(distribution: importlib.metadata.Distribution, name: str) -> Iterator[Source]:
-    """The plugins of one distribution, or a source that fails where its entry points cannot be read."""
+def _loadables(distribution: importlib.metadata.Distribution, name: str) -> Iterator[Loadable]:
+    """The plugins of one distribution, or one that fails where its entry points cannot be read."""
     version = _field(distribution, "Version")
     try:
         for point in distribution.entry_points.select(group=GROUP):
-            yield Source(point.name, name, version, point.value, point.load)
+            yield Loadable(point.name, name, version, point.value, point.load)
     except Exception as error:
         if f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or ""):
-            yield Source("entry_points.txt", name, version, "entry_points.txt", _raiser(error))
+            yield Loadable("entry_points.txt", name, version, "entry_points.txt", _raiser(error))
 
 
 def _raiser(error: Exception) -> Callable[[], object]:

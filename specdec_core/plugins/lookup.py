@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from specdec_core.contract.errors import AmbiguousPlugin, PluginError, SpecdecError, UnknownPlugin
-from specdec_core.plugins.loading import Kind, normalised, one_line
+from specdec_core.contract.blame import blaming, one_line
+from specdec_core.contract.errors import AmbiguousPlugin, PluginError, UnknownPlugin
+from specdec_core.plugins.loading import Kind, normalised
 from specdec_core.plugins.spec_string import make_config, nearest
 
 T = TypeVar("T")
@@ -83,12 +84,8 @@ def build(kind: Kind, entry: Entry[T], options: Mapping[str, object]) -> T:
         PluginError: the plugin raised anything but a `SpecdecError`, or built an incomplete object.
     """
     culprit = f"{kind.word} {entry.name!r}"
-    try:
+    with blaming(lambda error: _plugin_error(entry, f"{culprit} of {entry.origin}: {one_line(error)}")):
         return _built(kind, entry, options, culprit)
-    except SpecdecError:
-        raise
-    except Exception as error:
-        raise _plugin_error(entry, f"{culprit} of {entry.origin}: {one_line(error)}") from error
 
 
 def _built(kind: Kind, entry: Entry[T], options: Mapping[str, object], culprit: str) -> T:

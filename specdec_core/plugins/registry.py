@@ -13,17 +13,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from specdec_core.contract.blame import blaming, one_line
 from specdec_core.contract.errors import InvalidParameter, PluginError, UnknownPlugin
 from specdec_core.plugins.loading import (
     DRAFTER,
     VERIFIER,
     Contents,
-    Source,
+    Loadable,
     installed_plugins,
     normalised,
-    one_line,
     read_plugin,
 )
 from specdec_core.plugins.lookup import Entry, PluginInfo, Status, build, find
@@ -73,14 +74,14 @@ class Registry:
         """
         if strict is None:
             strict = environ.get("SPECDEC_STRICT_PLUGINS", "") not in ("", "0")
-        sources = sorted(installed_plugins(), key=_order)
-        choice = _Choice(blocked, environ.get("SPECDEC_PLUGINS"), sources, report)
+        loadables = sorted(installed_plugins(), key=_order)
+        choice = _Choice(blocked, environ.get("SPECDEC_PLUGINS"), loadables, report)
         registry = cls()
-        for source in sources:
-            if refusal := choice.refusal(source):
-                registry._note(source, "blocked", refusal)
+        for loadable in loadables:
+            if refusal := choice.refusal(loadable):
+                registry._note(loadable, "blocked", refusal)
             else:
-                registry._try(source, strict, report)
+                registry._try(loadable, strict, report)
         return registry
 
     def register(self, plugin: object, *, name: str | None = None) -> PluginInfo:
@@ -96,7 +97,7 @@ class Registry:
         if any(normalised(name) in (normalised(p.name), normalised(p.distribution)) for p in self._plugins):
             raise InvalidParameter(f"a plugin named {name!r} is there already; give another name=")
         module = getattr(plugin, "__module__", None) or name
-        self._load(Source(name, name, "", module, lambda: plugin))
+        self._load(Loadable(name, name, "", module, lambda: plugin))
         return self._plugins[-1]
 
     def plugins(self) -> list[PluginInfo]:
@@ -138,40 +139,37 @@ class Registry:
         """Build a verifier; raises as `build_drafter` does."""
         return build(VERIFIER, find(VERIFIER, self._verifiers, name, self._plugins), options or {})
 
-    def _try(self, source: Source, strict: bool, report: Callable[[str], None]) -> None:
+    def _try(self, loadable: Loadable, strict: bool, report: Callable[[str], None]) -> None:
         """Load a plugin; where it fails, note and report that, or raise if `strict`."""
         try:
-            self._load(source)
+            self._load(loadable)
         except PluginError as error:
             if strict:
                 raise
-            self._note(source, "failed", one_line(error.__cause__ or error))
+            self._note(loadable, "failed", one_line(error.__cause__ or error))
             report(f"specdec: skipped {error}")
 
-    def _load(self, source: Source) -> None:
+    def _load(self, loadable: Loadable) -> None:
         """Import a plugin and take in what it registers: all of it or, with a `PluginError`, nothing."""
-        try:
-            contents = read_plugin(source.load(), source.name)
-            drafters = _entries(source, contents.drafters, self._drafters)
-            verifiers = _entries(source, contents.verifiers, self._verifiers)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too: a plugin must not end the program
-            raise _failure(source, error) from error
+        # SystemExit too: a plugin must not end the program
+        with blaming(partial(_failure, loadable), passing=_is_interrupt, catching=BaseException):
+            contents = read_plugin(loadable.load(), loadable.name)
+            drafters = _entries(loadable, contents.drafters, self._drafters)
+            verifiers = _entries(loadable, contents.verifiers, self._verifiers)
         self._drafters += drafters
         self._verifiers += verifiers
-        self._note(source, "loaded", contents=contents)
+        self._note(loadable, "loaded", contents=contents)
 
     def _note(
-        self, source: Source, status: Status, error: str | None = None, contents: Contents | None = None
+        self, loadable: Loadable, status: Status, error: str | None = None, contents: Contents | None = None
     ) -> None:
         """Add a plugin to the list of those that were found."""
         self._plugins.append(
             PluginInfo(
-                name=source.name,
-                distribution=source.distribution,
-                version=source.version,
-                origin=source.origin,
+                name=loadable.name,
+                distribution=loadable.distribution,
+                version=loadable.version,
+                origin=loadable.origin,
                 status=status,
                 error=error,
                 drafters=tuple(contents.drafters) if contents else (),
@@ -187,31 +185,31 @@ class _Choice:
         self,
         blocked: Iterable[str],
         listed: str | None,
-        sources: Sequence[Source],
+        loadables: Sequence[Loadable],
         report: Callable[[str], None],
     ) -> None:
         self.blocked = {normalised(name) for name in blocked}
         self.listed = (
             None if listed is None else {normalised(name.strip()) for name in listed.split(",")} - {""}
         )
-        known = {name for source in sources for name in _names(source)}
+        known = {name for loadable in loadables for name in _names(loadable)}
         if unknown := self.blocked - known:
             raise UnknownPlugin(f"cannot leave out {_not_installed(unknown, known)}")
         if unknown := (self.listed or set()) - known:
             report(f"specdec: SPECDEC_PLUGINS names {_not_installed(unknown, known)}")
 
-    def refusal(self, source: Source) -> str | None:
+    def refusal(self, loadable: Loadable) -> str | None:
         """Why a plugin is not to be loaded, if it is not."""
-        if _names(source) & self.blocked:
+        if _names(loadable) & self.blocked:
             return "left out by name"
-        if self.listed is None or normalised(source.distribution) == BUILT_IN:
+        if self.listed is None or normalised(loadable.distribution) == BUILT_IN:
             return None
-        return None if _names(source) & self.listed else "not in SPECDEC_PLUGINS"
+        return None if _names(loadable) & self.listed else "not in SPECDEC_PLUGINS"
 
 
-def _names(source: Source) -> set[str]:
+def _names(loadable: Loadable) -> set[str]:
     """What a user may call a plugin."""
-    return {normalised(source.name), normalised(source.distribution)}
+    return {normalised(loadable.name), normalised(loadable.distribution)}
 
 
 def _not_installed(unknown: Iterable[str], known: Iterable[str]) -> str:
@@ -222,29 +220,34 @@ def _not_installed(unknown: Iterable[str], known: Iterable[str]) -> str:
     return f"{name!r}, which is no plugin here; {meant}installed: {', '.join(sorted(known)) or 'none'}"
 
 
-def _order(source: Source) -> tuple[str, str]:
+def _order(loadable: Loadable) -> tuple[str, str]:
     """Sorts plugins the same way on every machine."""
-    return normalised(source.distribution), source.name
+    return normalised(loadable.distribution), loadable.name
 
 
-def _entries(source: Source, classes: Mapping[str, type[T]], known: Iterable[Entry[T]]) -> list[Entry[T]]:
+def _entries(loadable: Loadable, classes: Mapping[str, type[T]], known: Iterable[Entry[T]]) -> list[Entry[T]]:
     """The classes of one plugin, refused where another plugin of its distribution uses one of their names."""
-    own = {entry.name: entry for entry in known if entry.distribution == source.distribution}
+    own = {entry.name: entry for entry in known if entry.distribution == loadable.distribution}
     for name, cls in classes.items():
         if name in own and own[name].cls is not cls:
             other = own[name].plugin
             raise PluginError(f"{name!r} is also in plugin {other!r} of this distribution; rename one")
     return [
-        Entry(name, source.distribution, source.version, source.name, cls) for name, cls in classes.items()
+        Entry(name, loadable.distribution, loadable.version, loadable.name, cls)
+        for name, cls in classes.items()
     ]
 
 
-def _failure(source: Source, error: BaseException) -> PluginError:
+def _is_interrupt(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _failure(loadable: Loadable, error: BaseException) -> PluginError:
     """What is said of a plugin that could not be loaded."""
-    origin = f"{source.distribution} {source.version}".strip()
+    origin = f"{loadable.distribution} {loadable.version}".strip()
     return PluginError(
-        f"plugin {source.name!r} of {origin}: {one_line(error)}",
-        distribution=source.distribution,
-        version=source.version,
-        entry_point=source.name,
+        f"plugin {loadable.name!r} of {origin}: {one_line(error)}",
+        distribution=loadable.distribution,
+        version=loadable.version,
+        entry_point=loadable.name,
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_core.checks.draft_values import CheckedDraft
 from specdec_core.checks.verdicts import CheckedVerdict, broken_verdict
+from specdec_core.contract.distributions import TargetDistributions
 from specdec_core.contract.interfaces import Outcome, Verifier
 from specdec_core.contract.logits import BlockLogits
 from specdec_core.contract.rng import KeyedRng, Purpose
@@ -20,6 +21,7 @@ from specdec_core.rows.context import RoundContext, TokenBuffer
 from specdec_core.rows.row import Row
 from specdec_core.sampling.history import History, node_paths
 from specdec_core.sampling.logprobs import measure, read
+from specdec_core.sampling.pipeline import distributions
 
 
 @dataclass(eq=False)
@@ -58,6 +60,12 @@ class Batch:
     def context(self) -> RoundContext:
         """What drafters see; valid until `commit`."""
         return RoundContext(self.rows, self.buffer, self._rng(Purpose.DRAFT, self.drafter_name))
+
+    def distributions(self, checked: CheckedDraft, logits: BlockLogits) -> TargetDistributions:
+        """Make p after the last pending token and after every node."""
+        if all(row.plain for row in self.rows):
+            return TargetDistributions(logits)  # of which nobody but the argmax is asked for
+        return distributions(logits, self.params, self.history(checked))
 
     def history(self, checked: CheckedDraft) -> History:
         """What was said before the last pending token's successor and before every node's."""

@@ -9,9 +9,10 @@ from specdec_core.contract.errors import ConstraintError
 from specdec_core.contract.interfaces import Verifier
 from specdec_core.contract.sampling_params import FinishReason, SamplingParams
 from specdec_core.rows.stats import Stats
-from specdec_core.rows.stopping import cut
+from specdec_core.rows.stopping import ending
 from specdec_core.rows.text import RowText
 from specdec_core.sampling.logprobs import TokenLogprob
+from specdec_core.sampling.processors import wanted
 
 
 @dataclass(eq=False)
@@ -34,6 +35,7 @@ class Row:
     began: float = 0.0  # when it was admitted, on the session's clock
     told: int = 0  # generated tokens that its caller has been told
     read: bool = False  # whether a round has fed all that was committed when it was admitted
+    plain: bool = field(init=False)  # it says the target's argmax, as it is
     tokens: list[int] = field(init=False)  # committed, prompt included
     finished: FinishReason | None = None
     error: Exception | None = None  # why it has no result
@@ -41,6 +43,7 @@ class Row:
     stats: Stats = field(default_factory=Stats)
 
     def __post_init__(self) -> None:
+        self.plain = self.params.greedy and not wanted(self.params)
         self.tokens = list(self.prompt)
         self.stats.prompt_tokens = len(self.prompt)
         if self.left <= 0:
@@ -75,7 +78,7 @@ class Row:
 
     def commit(self, tokens: list[int], drafted: int, source: str = "") -> int:
         """Append a block, cut where the row ends; return how many tokens were kept."""
-        kept, self.finished = cut(tokens, self.left, self.eos, self._end_reason)
+        kept, self.finished = ending(tokens, self.left, self.eos, self._end_reason)
         if self.walk is not None:
             kept = self._constrained(self.walk, tokens[:kept])
         if self.text is not None:

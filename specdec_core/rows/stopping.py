@@ -25,17 +25,17 @@ def model_eos_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
     return frozenset(as_ids(config if generation is None else generation)) | frozenset(as_ids(own))
 
 
-def cut(
-    tokens: list[int], room: int, eos: frozenset[int], room_reason: FinishReason
+def ending(
+    tokens: list[int], left: int, eos: frozenset[int], reason: FinishReason
 ) -> tuple[int, FinishReason | None]:
     """Find how many of a block's tokens a row commits, and why it ends there, if it does.
 
-    room: how many tokens the row may still commit, at least 1. An EOS is committed, what follows is not.
+    left: how many tokens the row may still commit, at least 1. An EOS is committed, what follows is not.
     """
-    for i, token in enumerate(tokens[:room]):
+    for i, token in enumerate(tokens[:left]):
         if token in eos:
             return i + 1, FinishReason.EOS
-    return (room, room_reason) if len(tokens) >= room else (len(tokens), None)
+    return (left, reason) if len(tokens) >= left else (len(tokens), None)
 
 
 def as_ids(value: int | Iterable[int] | None) -> Iterable[int]:

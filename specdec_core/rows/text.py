@@ -36,7 +36,7 @@ class RowText:
             self._tokens += 1
             known = len(self.text)
             self.text += self._detokenizer.add([token])
-            if self._tokens >= self._least and self._cut(known):
+            if self._tokens >= self._least and self._ends(known):
                 return i + 1
         return len(tokens)
 
@@ -56,7 +56,7 @@ class RowText:
         self._shown = max(self._shown, end)
         return chunk
 
-    def _cut(self, known: int) -> bool:
+    def _ends(self, known: int) -> bool:
         """Find the first stop string that completes behind `known` characters, and cut the text there."""
         found = []
         for stop in self._stops:

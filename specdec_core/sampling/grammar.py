@@ -31,7 +31,7 @@ def json_schema(schema: Mapping[str, Any] | str, tokenizer: Any, *, compact: boo
         InvalidParameter: the schema is no JSON object, or asks for what cannot be done.
         UsageError: llguidance is not installed, or the tokenizer is not a fast one.
     """
-    return Grammar(schema_source(schema, compact=compact), tokenizer)
+    return Grammar(schema_rules(schema, compact=compact), tokenizer)
 
 
 def regex(pattern: str, tokenizer: Any) -> Grammar:
@@ -43,11 +43,11 @@ def regex(pattern: str, tokenizer: Any) -> Grammar:
         InvalidParameter: the pattern cannot be read.
         UsageError: llguidance is not installed, or the tokenizer is not a fast one.
     """
-    return Grammar(regex_source(pattern), tokenizer)
+    return Grammar(regex_rules(pattern), tokenizer)
 
 
 @dataclass(frozen=True)
-class Source:
+class Rules:
     """A grammar that was checked, and knows no vocabulary yet."""
 
     name: str  # in errors
@@ -59,7 +59,7 @@ class Source:
             raise InvalidParameter(f"{self.name}: {_one_line(messages[0])}")
 
 
-def schema_source(schema: Mapping[str, Any] | str, *, compact: bool = False) -> Source:
+def schema_rules(schema: Mapping[str, Any] | str, *, compact: bool = False) -> Rules:
     """Read a JSON schema; see `json_schema`."""
     text = schema if isinstance(schema, str) else json.dumps(schema)
     try:
@@ -70,12 +70,12 @@ def schema_source(schema: Mapping[str, Any] | str, *, compact: bool = False) -> 
         raise InvalidParameter(f"the JSON schema {_short(text)} is no JSON object")
     options: Any = {"whitespace_flexible": False} if compact else {}
     made = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
-    return Source(f"json_schema({_short(text)})", made)
+    return Rules(f"json_schema({_short(text)})", made)
 
 
-def regex_source(pattern: str) -> Source:
+def regex_rules(pattern: str) -> Rules:
     """Read a regular expression; see `regex`."""
-    return Source(f"regex({_short(pattern)})", _llguidance().LLMatcher.grammar_from_regex(pattern))
+    return Rules(f"regex({_short(pattern)})", _llguidance().LLMatcher.grammar_from_regex(pattern))
 
 
 class Grammar:
@@ -86,10 +86,10 @@ class Grammar:
         UsageError: the tokenizer is not a fast one.
     """
 
-    def __init__(self, source: Source, tokenizer: Any) -> None:
-        self._name = source.name
+    def __init__(self, rules: Rules, tokenizer: Any) -> None:
+        self._name = rules.name
         self._tokenizer = _tokenizer(tokenizer)
-        self._start = _llguidance().LLMatcher(self._tokenizer, source.text, log_level=0)
+        self._start = _llguidance().LLMatcher(self._tokenizer, rules.text, log_level=0)
         if self._start.is_error():
             raise InvalidParameter(f"{self._name}: {_one_line(self._start.get_error())}")
 

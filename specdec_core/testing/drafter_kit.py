@@ -194,7 +194,7 @@ class DrafterKit:
         return self.decoder(watched, target, **options), watched
 
     def fresh_draft(
-        self, text: Text, room: int, params: SamplingParams, verifier: str | Verifier
+        self, text: Text, left: int, params: SamplingParams, verifier: str | Verifier
     ) -> list[Node]:
         """What a new drafter proposes after a text that it has seen nothing of, round by round.
 
@@ -203,7 +203,7 @@ class DrafterKit:
         """
         watched = Watched(self.build(self.target), muted(1))
         decoder = self.decoder(watched, verifier=verifier, max_batch=1)
-        rounds = decoder.rounds([list(text[:-1])], params.replace(max_new_tokens=room + 1))
+        rounds = decoder.rounds([list(text[:-1])], params.replace(max_new_tokens=left + 1))
         next(rounds)
         next(rounds)
         rounds.close()

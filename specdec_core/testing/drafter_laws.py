@@ -1,7 +1,7 @@
 """What a drafter promises about how its tokens come to be: the declared law, the draws, nothing dropped.
 
 Draws through `context.rng` are seen as they are made, so that a declared q is compared with what was really
-drawn from. Tokens that come from elsewhere, and what is left of a draft, are judged by their frequencies.
+drawn from. Tokens that come from elsewhere, and what is left of a draft, are tested by their frequencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specdec_core.testing.watching import Draw, Node, Proposal, same_weights, sh
 CONTRACTS: Contracts[DrafterKit] = Contracts()
 ROWS, ROUNDS = 384, 3
 _LEAST = 150  # tokens that a verdict by frequency needs
-_DRAWN = (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT)
+_DRAWN = tuple(law for law in DraftLaw if law.needs_q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ def _many(kit: DrafterKit) -> Run:
     can = kit.capabilities
     plain = SamplingParams(max_new_tokens=can.max_depth + 4, temperature=1.0)
     warped = plain.replace(temperature=0.7, top_k=20, top_p=0.95, repetition_penalty=1.2)
-    rows = ROWS if can.laws & set(_DRAWN) else 32
+    rows = ROWS if any(law.needs_q for law in can.laws) else 32
     params = [(plain, warped)[i % 2].replace(seed=i) for i in range(rows)]
     with global_seeds(11):
         return kit.begin([prompt] * rows, params, ROUNDS, max_batch=rows, reuse_prefixes=False)
@@ -179,7 +179,7 @@ def _drawn_from(node: _Node) -> None:
 
 
 def _frequencies(nodes: list[_Node], fault: str) -> None:
-    """Judge tokens by their places in their q, at each depth and for each sibling."""
+    """Test tokens by their places in their q, at each depth and for each sibling."""
     groups: dict[tuple[int, int], list[_Node]] = defaultdict(list)
     for node in nodes:
         groups[node.depth, node.rank].append(node)

@@ -98,9 +98,9 @@ def lengths(kit: DrafterKit) -> None:
         for prompt in prompts_of(target, 1, 2, seed=10):
             _generate(kit, target, prompt, SamplingParams(max_new_tokens=cap), FinishReason.LENGTH, cap)
     if limit <= 512:
-        for room in (1, 2, 7):
-            [prompt] = prompts_of(target, limit - room, seed=11)
-            _generate(kit, target, prompt, SamplingParams(max_new_tokens=50), FinishReason.CONTEXT, room)
+        for left in (1, 2, 7):
+            [prompt] = prompts_of(target, limit - left, seed=11)
+            _generate(kit, target, prompt, SamplingParams(max_new_tokens=50), FinishReason.CONTEXT, left)
     [prompt] = prompts_of(target, 21, seed=12)
     plenty = SamplingParams(max_new_tokens=12)
     said = _generate(kit, target, prompt, plenty, FinishReason.LENGTH, 12, prefill_chunk=4, draft_tokens=50)

@@ -9,8 +9,8 @@ from specdec_core.contract.interfaces import Verifier
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.plugins.choice import build_verifiers, choose
 from specdec_core.testing.contracts import Broken, Contracts, Untried, must
-from specdec_core.testing.cutting import Cutting
 from specdec_core.testing.drafter_kit import GREEDY, LENGTHS, SAMPLED, DrafterKit, prompts_of
+from specdec_core.testing.rejecting import Rejecting
 from specdec_core.testing.watching import Watched, shown, sometimes
 
 CONTRACTS: Contracts[DrafterKit] = Contracts()
@@ -31,12 +31,12 @@ def rollback(kit: DrafterKit) -> None:
     n, tried = 26, 0
     for params in (GREEDY.replace(max_new_tokens=n), SAMPLED.replace(max_new_tokens=n)):
         inner = _verifier(kit, params)
-        cutting = Cutting(inner, (None, 0, 1, None, 0, 2))
-        run = kit.run([prompt], params, verifier=cutting, max_batch=1)
+        rejecting = Rejecting(inner, (None, 0, 1, None, 0, 2))
+        run = kit.run([prompt], params, verifier=rejecting, max_batch=1)
         later = [p for p in run.proposals if len(p.texts[0]) > len(prompt) + 1]
         for proposal in later[1:9]:
-            text, room = proposal.texts[0], len(prompt) + n - len(proposal.texts[0])
-            fresh, here = kit.fresh_draft(text, room, params, inner), proposal.nodes(0)
+            text, left = proposal.texts[0], len(prompt) + n - len(proposal.texts[0])
+            fresh, here = kit.fresh_draft(text, left, params, inner), proposal.nodes(0)
             must(
                 here == fresh,
                 f"after {len(text)} tokens, some drafts of which were rejected: drafted {shown(here)}; a new "

@@ -180,15 +180,6 @@ def copier(follows: Mapping[int, int], vocab: int = VOCAB) -> LlamaForCausalLM:
     return markov_llama(log_p)
 
 
-def random_markov(vocab: int, layers: int = 2, seed: int = 0) -> PreTrainedModel:
-    """A random llama whose next token depends on the current one alone, whatever its layers compute."""
-    model = tiny_model("llama", layers=layers, vocab=vocab, seed=seed, fresh=True)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-    return model
-
-
 def cousin(model: Any, noise: float = 0.15, seed: int = 7) -> Any:
     """A copy with weights a little off: it agrees with the model often, not always."""
     other = copy.deepcopy(model)

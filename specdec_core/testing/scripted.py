@@ -105,10 +105,10 @@ def tree_draft(rows: list[list[Node]], device: Any = "cpu", law: DraftLaw = Draf
     tokens = [[token for token, _ in row] + [0] * (n - len(row)) for row in rows]
     parents = [[parent for _, parent in row] + [HOLE] * (n - len(row)) for row in rows]
     children = [[up.count(parent) for parent in set(up) - {HOLE}] for up in parents]
-    return Draft(
+    return Draft.of(
         torch.tensor(tokens, device=device),
         torch.tensor(parents, device=device),
-        torch.full((len(rows),), law, dtype=torch.uint8, device=device),
+        law,
         depth=max(depth_of(up) for up in parents),
         width=max(max(one, default=0) for one in children),
     )

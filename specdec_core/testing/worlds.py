@@ -130,11 +130,12 @@ def as_draft(rows: Sequence[Drafted], vocab: int, *, always_probs: bool = False)
             tokens[b, i], parents[b, i] = token, parent
             if q is not None:
                 probs[b, i] = q[:vocab]
-    laws = torch.tensor([row.law for row in rows], dtype=torch.uint8)
+    laws = [row.law for row in rows]
     depth, width = _bounds(rows)
     needed = always_probs or any(row.law != DraftLaw.ONE_HOT for row in rows)
     q_all = torch.from_numpy(probs) if needed else None
-    return Draft(torch.from_numpy(tokens), torch.from_numpy(parents), laws, depth, width, q_all)
+    nodes = torch.from_numpy(tokens), torch.from_numpy(parents)
+    return Draft.of(*nodes, laws, depth=depth, width=width, probs=q_all)
 
 
 def _bounds(rows: Sequence[Drafted]) -> tuple[int, int]:
@@ -253,12 +254,12 @@ def one_round(
     for (b, last, *block), chance in zip(packed.tolist(), every.weight.tolist(), strict=True):
         path = [node for node in block[depth:] if node >= 0]
         tokens = [*block[: len(path)], last]
-        text = _cut(w, contexts[b], tokens)
+        text = _until_end(w, contexts[b], tokens)
         after[text, len(path)] += weights[b] * chance
     return after
 
 
-def _cut(w: World, text: Tokens, block: Sequence[int]) -> Tokens:
+def _until_end(w: World, text: Tokens, block: Sequence[int]) -> Tokens:
     """Commit a block, but for what stands behind the end."""
     for token in block:
         if w.ended(text):

@@ -223,6 +223,7 @@ BREACHES: dict[str, tuple[Callable[[Draft, Budget], Any], str, dict[str, Any]]] 
     "a parent that is nothing": (with_parents(-1, 0, -3, 2), "a parent that is no earlier node", {}),
     "deeper than the budget": (deep, "a node deeper than the budget", TREE),
     "far more than the budget": (endless, "more nodes than the budget", {}),
+    "more columns than there is room for": (spread_out, "more nodes than the budget", {}),
     "deeper than it says": (lied_depth, "a node deeper than the budget or the draft's `depth`", {}),
     "more nodes than the budget": (wide, "more nodes than the budget", TREE),
     "a tree where it makes none": (wide, "makes_trees=False", {"nodes": 9}),
@@ -313,7 +314,7 @@ def test_what_breaks_a_rule_is_cut_before_it_is_fed(cut: str) -> None:
     """B102: with all that hangs on it; earlier nodes stay."""
     parents, budget, kept, rule = CUTS[cut]
     n = len(parents)
-    draft = Draft(torch.arange(n)[None], torch.tensor([parents]), torch.zeros(1, dtype=torch.uint8), 4, 2)
+    draft = Draft.of(torch.arange(n)[None], torch.tensor([parents]), DraftLaw.ONE_HOT, depth=4, width=2)
     can = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=4, max_nodes=9, makes_trees=True)
     checked = check_values(draft, budget, can, VOCAB)
     assert checked.tree is not None
@@ -353,8 +354,8 @@ def test_counts_that_cannot_be_are_the_drafters_fault(
 
 
 def test_what_stands_behind_counts_is_no_node() -> None:
-    parents, laws = torch.tensor([[-1, 0, -1, 2], [-1, -1, 1, 1]]), torch.zeros(2, dtype=torch.uint8)
-    draft = Draft(torch.arange(4).repeat(2, 1), parents, laws, 4, 2, counts=(4, 2))
+    tokens, parents = torch.arange(4).repeat(2, 1), torch.tensor([[-1, 0, -1, 2], [-1, -1, 1, 1]])
+    draft = Draft.of(tokens, parents, DraftLaw.ONE_HOT, depth=4, width=2, counts=(4, 2))
     can = Capabilities(frozenset({DraftLaw.ONE_HOT}), max_depth=4, max_nodes=9, makes_trees=True)
     checked = check_values(draft, Budget([4, 4], 9), can, VOCAB)
     assert checked.draft.parents.tolist() == [[-1, 0, -1, 2], [-1, -1, HOLE, HOLE]]
@@ -525,6 +526,20 @@ def test_a_drafter_that_raises_raises_when_strict(call: str, at: int) -> None:
         assert [one.token_ids for one in results] == [base(model, prompt, 12) for prompt in prompts]
 
 
+def test_a_drafter_whose_error_cannot_be_shown_is_dropped_like_any(caplog: pytest.LogCaptureFixture) -> None:
+    """B101: the fence does not fall over what it caught."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter=Breaking("propose", Mute(), 1))
+    assert decoder.generate(PROMPT, greedy(12)).token_ids == base(model, PROMPT, 12)
+    [warning] = warnings_of(caplog)
+    assert "propose raised Mute: (its text cannot be shown)" in warning
+
+
 def test_a_dropped_drafter_hears_nothing_more() -> None:
     """B101: but the release of its rows; others are not even admitted."""
     drafter = Breaking("propose", ValueError("no"), at=1)
@@ -569,10 +584,14 @@ def test_a_drafter_that_breaks_while_it_is_bound_is_named(error: Exception) -> N
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(3)], ids=lambda error: type(error).__name__
+    "error",
+    [KeyboardInterrupt(), SystemExit(3), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")],
+    ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("call", ["admit", "propose", "observe"])
-def test_an_interrupt_in_a_drafter_is_no_fault_of_it(call: str, error: BaseException, strict: bool) -> None:
+def test_an_interrupt_or_a_lack_of_memory_is_no_fault_of_the_drafter(
+    call: str, error: BaseException, strict: bool
+) -> None:
     """B101: it ends the run, and the decoder can be used again."""
     model = tiny_llama()
     drafter = Breaking(call, error, 1)

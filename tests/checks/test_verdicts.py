@@ -19,7 +19,7 @@ from specdec_core import (
     VerifierConfig,
     VerifierError,
 )
-from specdec_core.checks.verdicts import broken_verdict, judged
+from specdec_core.checks.verdicts import broken_verdict, checked_verdict
 
 TREE = [(7, -1), (8, -1), (9, 0), (10, 1), (11, 3)]
 NODES = len(TREE)
@@ -45,7 +45,7 @@ class Says:
 def checked(verdict: Any, draft: Draft | None = None) -> Any:
     draft = tree_draft([TREE, TREE[:2]]) if draft is None else draft
     p = TargetDistributions(torch.zeros(draft.rows, 1 + draft.nodes, 20))
-    return judged(Says(lambda: verdict), p, draft, None)  # type: ignore[arg-type]
+    return checked_verdict(Says(lambda: verdict), p, draft, None)  # type: ignore[arg-type]
 
 
 def path(*rows: list[int]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from cli_support import byte_tokenizer, cli
 from rich.console import Console
 
-from specdec_core import HOLE, ROOT, Draft
+from specdec_core import HOLE, ROOT, Draft, DraftLaw
 from specdec_core.cli.trace import Trace, token_text
 
 model = cli_support.model
@@ -27,7 +27,7 @@ def ids(text: str) -> list[int]:
 def a_round(tokens: str, parents: Sequence[int], path: Sequence[int], committed: str) -> Any:
     """A round of one row, as the trace sees it."""
     drafted = torch.tensor([ids(tokens)], dtype=torch.int64).reshape(1, -1)
-    draft = Draft(drafted, torch.tensor([list(parents)]), torch.zeros(1, dtype=torch.uint8), 3, 2)
+    draft = Draft.of(drafted, torch.tensor([list(parents)]), DraftLaw.ONE_HOT, depth=3, width=2)
     return SimpleNamespace(
         draft=draft, outcome=SimpleNamespace(paths=(list(path),), tokens=(ids(committed),))
     )

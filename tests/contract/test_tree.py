@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import ScriptedDrafter, base, greedy, ids, tiny_llama
 from torch import Tensor
 
-from specdec_core import HOLE, ROOT
+from specdec_core import HOLE, ROOT, SpecDecoder
 from specdec_core.contract.tree import Tree
 from specdec_core.model.layout import Layout, lay_out
 
@@ -54,6 +56,43 @@ def test_ancestors_depths_and_holes(forest: list[list[int]]) -> None:
                 if path is not None:
                     assert int(tree.depths[i, node]) == len(path)
                     assert tree.ancestors[i, node].nonzero().flatten().tolist() == path
+
+
+@settings(deadline=None)
+@given(forests(most=12), st.integers(1, 12))
+def test_what_lies_deeper_than_a_bound_is_told_to(forest: list[list[int]], depth: int) -> None:
+    """Nodes within it have all their ancestors; a hole counts like a child of the last pending token."""
+    tree = tree_of(forest, depth)
+    for i, row in enumerate(forest):
+        for node in range(len(row)):
+            path = lineage([ROOT if parent == HOLE else parent for parent in row], node) or []
+            if len(path) > depth:
+                assert int(tree.depths[i, node]) >= depth
+                continue
+            assert int(tree.depths[i, node]) == len(path)
+            assert tree.ancestors[i, node].nonzero().flatten().tolist() == path
+            assert bool(tree.real[i, node]) == all(row[at] != HOLE for at in path)
+
+
+def test_a_round_makes_the_tree_of_its_draft_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is checked; the forward takes it from there."""
+    made, of = [], Tree.of.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[Tree], parents: Tensor, depth: int | None = None) -> Tree:
+        made.append(depth)
+        found: Tree = of(cls, parents, depth)
+        return found
+
+    model, prompt = tiny_llama(), ids(5)
+    drafter = ScriptedDrafter(
+        lambda ask: [(3, -1), (4, -1), (5, 0)][: 3 * ask.depth], depth=2, nodes=3, trees=True
+    )
+    decoder = SpecDecoder(model, drafter=drafter, draft_tokens=2)
+    monkeypatch.setattr(Tree, "of", classmethod(noted))
+    rounds = list(decoder.rounds(prompt, greedy(12)))
+    assert rounds[-1].batch.rows[0].output == base(model, prompt, 12)
+    assert made == [2 + 1] * sum(done.draft.nodes > 0 for done in rounds)
+    assert len(made) > 5
 
 
 def test_a_long_chain_is_closed_over() -> None:

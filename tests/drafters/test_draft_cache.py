@@ -22,7 +22,7 @@ MAKES: dict[str, Callable[[Any], Drafter]] = {
 }
 
 
-def fresh_draft(make: Callable[[Any], Drafter], target: Any, text: tuple[int, ...], room: int) -> list[Any]:
+def fresh_draft(make: Callable[[Any], Drafter], target: Any, text: tuple[int, ...], left: int) -> list[Any]:
     """What a drafter proposes after this greedy text that has seen nothing of it round by round.
 
     The target says the last token itself, in a first round without a draft, so that early exits may draft.
@@ -30,7 +30,7 @@ def fresh_draft(make: Callable[[Any], Drafter], target: Any, text: tuple[int, ..
     recorded = Recorded(make(target))
     sometimes = Sometimes(recorded, every=len(text) - 1)
     decoder = SpecDecoder(target, drafter=sometimes, strict=True)
-    next(iter_ := decoder.rounds([list(text[:-1])], SamplingParams(max_new_tokens=room + 1)))
+    next(iter_ := decoder.rounds([list(text[:-1])], SamplingParams(max_new_tokens=left + 1)))
     next(iter_)
     iter_.close()
     assert recorded.drafts[-1][0] == text
@@ -75,7 +75,7 @@ def test_caches_hold_a_prefix_of_the_committed_tokens(make: Callable[[Any], Draf
     target = tiny_model("llama", layers=3)
     drafter = make(target)
     decoder = SpecDecoder(target, drafter=drafter, max_batch=2, strict=True)
-    model: Any = drafter.source.model  # type: ignore[attr-defined]
+    model: Any = drafter.draft_model.cached  # type: ignore[attr-defined]
     for done in decoder.rounds([ids(length) for length in RAGGED], SamplingParams(max_new_tokens=20)):
         for row in done.batch.rows:
             assert decoder.target.runner.held(row.place) == len(row.tokens) - 1

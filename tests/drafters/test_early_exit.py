@@ -71,10 +71,10 @@ def test_the_prompt_is_read_once() -> None:
 def test_nothing_of_the_target_is_copied() -> None:
     target, drafter = tiny_model("llama", layers=3), early(2)
     decoder = SpecDecoder(target, drafter=drafter)
-    runner: Any = drafter.source.model
+    runner: Any = drafter.draft_model.cached
     assert runner.cache is decoder.target.runner.cache
     assert {id(p) for p in runner.model.parameters()} <= {id(p) for p in target.parameters()}
 
 
 def layers_of(drafter: Any) -> int:
-    return int(drafter.source.model.model.config.num_hidden_layers)
+    return int(drafter.draft_model.cached.model.config.num_hidden_layers)

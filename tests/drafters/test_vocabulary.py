@@ -124,7 +124,7 @@ def test_a_loaded_model_takes_the_targets_dtype(tmp_path: Path) -> None:
     for dtype, expected in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
         built = drafter(str(tmp_path), dtype=dtype)
         decoder = SpecDecoder(tiny_model("llama"), drafter=built, strict=True)
-        assert built.source.model.dtype == expected
+        assert built.draft_model.cached.dtype == expected
         assert says(decoder, [ids(5)], 12) == [plain(tiny_model("llama"), tuple(ids(5)), 12)]
 
 

@@ -98,20 +98,15 @@ def counts(decoder: SpecDecoder, prompts: list[list[int]], rounds: int = 4, **op
     run = decoder.rounds(prompts, SamplingParams(max_new_tokens=40, ignore_eos=True, **options))
     list(islice(run, 3))
     drafter: Any = decoder.drafter
-    own = [drafter.source.model.model] if hasattr(drafter, "source") else []
+    own = [drafter.draft_model.cached.model] if hasattr(drafter, "draft_model") else []
     with counting(decoder, *own) as seen:
         list(islice(run, rounds))
     run.close()
     return seen
 
 
-def repeating(k: int) -> ScriptedDrafter:
-    """Drafts k tokens that are mostly wrong, always as many."""
-    return ScriptedDrafter(lambda ask: [ask.tokens[-1]] * min(k, ask.depth), depth=k)
-
-
 class Chains(ScriptedDrafter):
-    """The same, made as drafters on the host make them."""
+    """Drafts as deep as it may what is mostly wrong, made as drafters on the host make it."""
 
     def propose(self, context: Any, budget: Budget) -> Draft:
         return Draft.chains([[7] * depth for depth in budget.depth], context.device)
@@ -191,14 +186,8 @@ def chains(draw: st.DrawFn) -> tuple[Draft, Budget]:
     parents = [[*range(ROOT, length - 1), *[HOLE] * (n - length)] for length in lengths]
     laws = [draw(st.sampled_from([DraftLaw.ONE_HOT, DraftLaw.ONE_HOT, DraftLaw.SAMPLED])) for _ in lengths]
     budget = Budget([draw(st.integers(0, 6)) for _ in lengths], draw(st.integers(1, 6)))
-    draft = Draft(
-        torch.tensor(tokens),
-        torch.tensor(parents),
-        torch.tensor(laws, dtype=torch.uint8),
-        depth=draw(st.integers(1, n)),
-        width=1,
-        chain=True,
-    )
+    depth = draw(st.integers(1, n))
+    draft = Draft.of(torch.tensor(tokens), torch.tensor(parents), laws, depth=depth, chain=True)
     return draft, budget
 
 

@@ -98,8 +98,7 @@ class DeviceTree(ScriptedDrafter):
         parents = torch.tensor([self.shape] * len(context.rows), device=context.device)
         deepest = torch.tensor(budget.depth, device=context.device)[:, None]
         parents = parents.masked_fill(torch.tensor(self.depths, device=context.device) > deepest, HOLE)
-        laws = torch.full((len(context.rows),), DraftLaw.ONE_HOT, dtype=torch.uint8, device=context.device)
-        return Draft((last + offsets) % 97, parents, laws, depth=3, width=2)
+        return Draft.of((last + offsets) % 97, parents, DraftLaw.ONE_HOT, depth=3, width=2)
 
 
 PROMPTS = [[3, 4, 5] * 5, [6, 7] * 3, ids(9, 71), [8]]

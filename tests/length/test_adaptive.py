@@ -120,7 +120,7 @@ def test_what_confidence_is_worth_is_learned() -> None:
         row.said += 1
         row.stats.count_round(n, 0, 1)
         empty = torch.zeros((1, n), dtype=torch.int64)
-        draft = Draft(empty, empty, torch.zeros(1, dtype=torch.uint8), n, min(n, 1))
+        draft = Draft.of(empty, empty, DraftLaw.ONE_HOT)
         policy.update(batch, draft, Outcome((0,), (0,), ([0],), ([],), (None,)), {"draft": 0.1 * n})
     assert depths[0] == 5
     assert sum(depths[10:]) < 10

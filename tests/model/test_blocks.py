@@ -15,6 +15,7 @@ from harness import (
     admit,
     check_cache,
     check_tree,
+    counted,
     distance,
     outcome,
     plain,
@@ -94,12 +95,13 @@ def test_a_prompt_in_chunks_gives_the_logits_of_a_whole_one(model: Any, chunk: i
     texts = {0: random_tokens(rng, 30), 1: random_tokens(rng, 1), 3: random_tokens(rng, 9)}
     runner = Runner(model, chunk=chunk)
     admit(runner, texts)
-    logits = runner.extend(View(texts))
+    with counted(runner.model) as calls:
+        logits = runner.extend(View(texts))
     assert logits.shape == (3, 1, 97)
     for row, text in zip(logits, texts.values(), strict=True):
         assert distance(row[0], plain(model, text)[-1]) < ROUNDING
     chunks = {2: 14 + 4, 8: 3 + 1, 512: 0}[chunk]
-    assert runner.calls == chunks + 1
+    assert len(calls) == chunks + 1
     check_cache(runner, texts)
 
 

@@ -28,6 +28,7 @@ from support import base, greedy
 from tiny import tiny_model
 
 from specdec_core import HOLE, SpecDecoder
+from specdec_core.contract.tree import Tree
 from specdec_core.model import grouped
 from specdec_core.model.graphs import Capture
 from specdec_core.model.probe import probe
@@ -78,8 +79,9 @@ def test_trees_of_any_sizes_round_after_round(model: Any, seed: int) -> None:
         counts = [rng.choice([0, 0, 1, NODES, rng.randrange(NODES)]) for _ in members]
         both = trees(rng, counts)
         pending = sum(len(text) - runner.held(place) for place, text in members.items())
+        made = None if absent == (3,) else Tree.of(both[:, 1])  # beforehand, or not
         with fed(model) as shapes:
-            forward = runner.forward(View(members), both[:, 0], both[:, 1], counts=counts)
+            forward = runner.forward(View(members), both[:, 0], both[:, 1], counts=counts, tree=made)
         if runner.plan.ragged:
             assert shapes == [(1, pending + sum(counts))]
         other = padded.forward(View(members), both[:, 0], both[:, 1])

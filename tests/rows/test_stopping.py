@@ -24,7 +24,7 @@ from tiny import tiny_model
 
 from specdec_core import InvalidParameter, SamplingParams, SpecDecoder
 from specdec_core.contract.sampling_params import FinishReason
-from specdec_core.rows.stopping import cut
+from specdec_core.rows.stopping import ending
 
 K = 5
 PROMPT = varied_prompt(6, 2 * (K + 1))
@@ -235,9 +235,9 @@ def test_a_draft_length_that_is_no_count_is_an_error_that_names_it(k: Any) -> No
 def test_where_a_block_is_cut() -> None:
     """B30, B31: an EOS at the very last place counts as EOS."""
     none: frozenset[int] = frozenset()
-    assert cut([1, 2, 3], 5, none, FinishReason.LENGTH) == (3, None)
-    assert cut([1, 2, 3], 3, none, FinishReason.LENGTH) == (3, FinishReason.LENGTH)
-    assert cut([1, 2, 3], 2, none, FinishReason.CONTEXT) == (2, FinishReason.CONTEXT)
-    assert cut([1, 2, 3], 3, frozenset({3}), FinishReason.LENGTH) == (3, FinishReason.EOS)
-    assert cut([1, 2, 3], 2, frozenset({3}), FinishReason.LENGTH) == (2, FinishReason.LENGTH)
-    assert cut([1, 2, 3], 9, frozenset({2, 1}), FinishReason.LENGTH) == (1, FinishReason.EOS)
+    assert ending([1, 2, 3], 5, none, FinishReason.LENGTH) == (3, None)
+    assert ending([1, 2, 3], 3, none, FinishReason.LENGTH) == (3, FinishReason.LENGTH)
+    assert ending([1, 2, 3], 2, none, FinishReason.CONTEXT) == (2, FinishReason.CONTEXT)
+    assert ending([1, 2, 3], 3, frozenset({3}), FinishReason.LENGTH) == (3, FinishReason.EOS)
+    assert ending([1, 2, 3], 2, frozenset({3}), FinishReason.LENGTH) == (2, FinishReason.LENGTH)
+    assert ending([1, 2, 3], 9, frozenset({2, 1}), FinishReason.LENGTH) == (1, FinishReason.EOS)

@@ -50,8 +50,7 @@ class Chance:
     def made(self, limits, tokens, probs):
         place = torch.arange(tokens.shape[1])
         parents = torch.where(place < limits[:, None], place - 1, -2)
-        laws = torch.full((len(tokens),), int(LAW), dtype=torch.uint8)
-        return Draft(tokens, parents, laws, tokens.shape[1], 1, probs)
+        return Draft.of(tokens, parents, LAW, probs=probs)
 
 
 class Fixed(RowDrafter):

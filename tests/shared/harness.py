@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec_core import HOLE, ROOT, Outcome, Rows, SamplingParams
 from specdec_core.model.runner import Runner
@@ -33,6 +34,17 @@ MODELS = [
     if not (name in NO_SDPA and attention == "sdpa")
 ]
 ONCE_EACH = [param for param in MODELS if "sdpa" in str(param.id) or str(param.id).startswith(tuple(NO_SDPA))]
+
+
+@contextmanager
+def counted(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """List an entry for each forward of a model."""
+    seen: list[nn.Module] = []
+    hook = model.register_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 class View:

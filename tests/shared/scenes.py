@@ -53,8 +53,7 @@ def drafted(
         depth.append(0 if parent == HOLE else 1 if parent < 0 else depth[parent] + 1)
     width = max((list(parents).count(parent) for parent in parents if parent != HOLE), default=0)
     ups = torch.tensor(list(parents), dtype=torch.int64).expand(rows, -1)
-    laws = torch.full((rows,), law, dtype=torch.uint8)
-    return Draft(tokens, ups, laws, max(depth, default=0), width, probs)
+    return Draft.of(tokens, ups, law, depth=max(depth, default=0), width=width, probs=probs)
 
 
 def said(draft: Draft, verdict: Verdict) -> list[list[int]]:

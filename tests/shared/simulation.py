@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from specdec_core import Draft
+from specdec_core import Draft, DraftLaw
 from specdec_core.contract.interfaces import Budget, Capabilities, Outcome
 from specdec_core.contract.sampling_params import FinishReason
 from specdec_core.length.adaptive import AdaptiveLength
@@ -136,7 +136,7 @@ class Model:
         if not depth or not n:
             return Draft.empty(len(rows)), [[] for _ in rows]
         empty = torch.zeros((len(rows), n), dtype=torch.int64)
-        draft = Draft(empty, empty, torch.zeros(len(rows), dtype=torch.uint8), depth, self.width)
+        draft = Draft.of(empty, empty, DraftLaw.ONE_HOT, depth=depth, width=self.width)
         paths = zip(chains, budget.depth, strict=True)
         return draft, [[node for node in chain[:most] if node < n] for chain, most in paths]
 

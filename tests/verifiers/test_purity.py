@@ -42,13 +42,13 @@ def scene(
         near = logits[:, [max(parent, -1) + 1 for parent in parents]]
         probs = (near + 0.3 * torch.randn(rows, n, vocab, generator=generator)).softmax(dim=-1)
     depth = 4 if parents is CHAIN else 3
-    draft = Draft(
+    draft = Draft.of(
         torch.randint(vocab, (rows, n), generator=generator).to(device),
         torch.tensor(parents).expand(rows, -1).to(device),
-        torch.full((rows,), law, dtype=torch.uint8, device=device),
-        depth,
-        1 if parents is CHAIN else 2,
-        None if probs is None else probs.to(device),
+        law,
+        depth=depth,
+        width=1 if parents is CHAIN else 2,
+        probs=None if probs is None else probs.to(device),
     )
     greedy = (torch.arange(rows) == 1).to(device)
     rng = KeyedRng(list(range(rows)), [9] * rows, Purpose.VERIFY, "", torch.device(device))
@@ -158,7 +158,7 @@ def test_nodes_that_are_not_visited_cost_nothing(verifier: Verifier, law: DraftL
     assert largest.size <= rows * vocab
 
 
-def test_a_shallow_walk_needs_no_more_draws_than_its_depth() -> None:
+def test_a_shallow_descent_needs_no_more_draws_than_its_depth() -> None:
     calls = []
 
     class Counting(KeyedRng):

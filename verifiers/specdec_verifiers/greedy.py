@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdec_core import Draft, DraftLaw, RowRng, TargetDistributions, Verdict, VerifierConfig
-from specdec_verifiers._walk import judge
+from specdec_verifiers._descent import follow_all
 
 
 class Greedy:
@@ -26,4 +26,4 @@ class Greedy:
 
     def verify(self, p: TargetDistributions, draft: Draft, rng: RowRng) -> Verdict:
         """Judge a draft; see `Verifier.verify`."""
-        return judge(draft, p.argmax)
+        return follow_all(draft, p.argmax)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_core import Draft, DraftLaw, RowRng, TargetDistributions, Verdict, VerifierConfig
-from specdec_verifiers._walk import Choose, follow, judge
+from specdec_verifiers._descent import Choose, follow, follow_all
 
 
 class Match:
@@ -32,11 +32,11 @@ class Match:
         """Judge a draft; see `Verifier.verify`."""
         if draft.width > 1:
             return follow(draft, _draw_visited(p, rng))
-        return judge(draft, _draw_all(p, draft, rng))
+        return follow_all(draft, _draw_all(p, draft, rng))
 
 
 def _draw_visited(p: TargetDistributions, rng: RowRng) -> Choose:
-    """Draw where the walk comes by: most nodes of a tree are never visited."""
+    """Draw where the descent comes by: most nodes of a tree are never visited."""
     return lambda node, depth: rng.target_draw(p.at(node + 1).noise_logits.squeeze(1), depth)
 
 

@@ -1,4 +1,4 @@
-"""Verifier `tree_mask`: walk down a tree, testing siblings in the order in which they were drawn."""
+"""Verifier `tree_mask`: descend a tree, testing siblings in the order in which they were drawn."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class TreeMask:
         Of each node, draw 0 is its acceptance test and draw 1 the token that follows it. One distribution
         [B, V] is at work at a time: that of the node each row stands at.
         """
-        walk = _Walk(p, draft)
+        descent = _Descent(p, draft)
         for _ in range(min(draft.depth, draft.nodes)):
-            walk.descend(rng)
-        path = torch.stack(walk.path, dim=1) if walk.path else walk.node.new_empty((draft.rows, 0))
-        return Verdict(path, rng.categorical(walk.left, walk.node, 1))
+            descent.step(rng)
+        path = torch.stack(descent.path, dim=1) if descent.path else descent.node.new_empty((draft.rows, 0))
+        return Verdict(path, rng.categorical(descent.left, descent.node, 1))
 
 
-class _Walk:
+class _Descent:
     """Where each row stands."""
 
     def __init__(self, p: TargetDistributions, draft: Draft) -> None:
@@ -54,7 +54,7 @@ class _Walk:
         self.alive = torch.ones_like(self.node, dtype=torch.bool)  # [B]: accepted a node at every depth
         self.path: list[Tensor] = []
 
-    def descend(self, rng: RowRng) -> None:
+    def step(self, rng: RowRng) -> None:
         """Test the children of each row's node, and step to the one that is accepted."""
         draft = self.draft
         # A row that has stopped has rejected all children of its node: it tests none again.

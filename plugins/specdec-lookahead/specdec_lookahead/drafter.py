@@ -92,10 +92,10 @@ class Lookahead:
         limits = _index(budget.depth, context.device).unsqueeze(1)
         parents = parents.masked_fill(self._depths > limits, HOLE)
         parents = parents.masked_fill((parents != HOLE).cumsum(dim=1) > budget.nodes, HOLE)
-        return Draft(
-            tokens=tokens,
-            parents=parents,
-            laws=torch.full((rows,), DraftLaw.ONE_HOT, dtype=torch.uint8, device=context.device),
+        return Draft.of(
+            tokens,
+            parents,
+            DraftLaw.ONE_HOT,
             depth=self._layout.depth,
             width=self._layout.width,
             counts=tuple(self._layout.nodes if depth else 0 for depth in budget.depth),

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from specdec_core import SpecDecoder, UsageError
 from specdec_medusa.checkpoint import save_heads
 from specdec_medusa.choices import chain_choices
-from specdec_medusa.data import Sample, load_samples, read_sources, samples, save_samples
+from specdec_medusa.data import Sample, load_samples, read_lines, samples, save_samples
 from specdec_medusa.evaluation import Prefixes, accuracies, candidates, prefixes
 from specdec_medusa.heads import Heads
 from specdec_medusa.measuring import HELD_OUT, TOP_K
@@ -64,7 +64,7 @@ def run_training(options: Training, recipe: Recipe) -> None:
     with _progress() as progress:
         trained_on, held_out = _data(options, recipe, decoder, progress)
         states = _states(decoder, trained_on, recipe.heads, progress, "states")
-        judged = _states(decoder, held_out, recipe.heads, progress, "held-out states")
+        held_out_states = _states(decoder, held_out, recipe.heads, progress, "held-out states")
         heads = _fresh(recipe, decoder).to(decoder.target.device)
         trainer = Trainer(heads, recipe, decoder.target.output_embeddings, states)
         if options.resume:
@@ -75,7 +75,7 @@ def run_training(options: Training, recipe: Recipe) -> None:
             progress.update(task, completed=now.done, description=f"step {now.step}, loss {now.loss:.3f}")
 
         trainer.run(checkpoint, watch)
-    found = _evaluated(heads, judged, decoder)
+    found = _evaluated(heads, held_out_states, decoder)
     config = {
         "medusa_num_heads": heads.count,
         "medusa_num_layers": heads.layers,
@@ -125,11 +125,11 @@ def _data(
     files = options.out / TRAINED_ON, options.out / HELD_OUT
     if options.resume:
         return load_samples(files[0]), load_samples(files[1])
-    sources = read_sources(options.data, decoder.tokenizer, recipe.seed)
+    lines = read_lines(options.data, decoder.tokenizer, recipe.seed)
     task = progress.add_task("tokens of the target", total=options.tokens)
     made = samples(
         decoder,
-        sources,
+        lines,
         tokens=options.tokens,
         new_tokens=options.new_tokens,
         temperature=options.temperature,

@@ -28,14 +28,14 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Source:
+class Line:
     """One line of the data: a prompt to answer, or a text."""
 
     prompt: Any = None
     text: str | None = None
 
 
-def read_sources(file: Path | None, tokenizer: Any, seed: int) -> list[Source]:
+def read_lines(file: Path | None, tokenizer: Any, seed: int) -> list[Line]:
     """Read the data, in a random order; without a file the target talks to itself, from single tokens.
 
     Raises:
@@ -47,37 +47,37 @@ def read_sources(file: Path | None, tokenizer: Any, seed: int) -> list[Source]:
         raise UsageError(
             f"data {file} is no file; give JSON lines with prompt, messages or text, or prompts one a line"
         )
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines:
+    texts = [text for text in file.read_text(encoding="utf-8").splitlines() if text.strip()]
+    if not texts:
         raise UsageError(f"data {file} is empty")
     chat = bool(getattr(tokenizer, "chat_template", None))
     as_json = file.suffix in (".json", ".jsonl")
-    sources = [_source(line, f"{file}:{i}", chat, as_json) for i, line in enumerate(lines, 1)]
-    random.Random(seed).shuffle(sources)
-    return sources
+    lines = [_read(text, f"{file}:{i}", chat, as_json) for i, text in enumerate(texts, 1)]
+    random.Random(seed).shuffle(lines)
+    return lines
 
 
-def _source(line: str, where: str, chat: bool, as_json: bool) -> Source:
-    found: Any = {"prompt": line}
+def _read(text: str, where: str, chat: bool, as_json: bool) -> Line:
+    found: Any = {"prompt": text}
     if as_json:
         try:
-            found = json.loads(line)
+            found = json.loads(text)
         except ValueError as error:
             raise UsageError(f"data {where} is no JSON: {str(error).splitlines()[0]}") from error
     if isinstance(found, dict):
-        if isinstance(text := found.get("text"), str) and text:
-            return Source(text=text)
+        if isinstance(whole := found.get("text"), str) and whole:
+            return Line(text=whole)
         if isinstance(messages := found.get("messages"), list) and messages:
             asked = messages[:-1] if messages[-1].get("role") == "assistant" else messages
-            return Source(prompt=asked)
+            return Line(prompt=asked)
         if isinstance(prompt := found.get("prompt"), str) and prompt:
-            return Source(prompt=[{"role": "user", "content": prompt}] if chat else prompt)
+            return Line(prompt=[{"role": "user", "content": prompt}] if chat else prompt)
     raise UsageError(f"data {where} has no `prompt`, `messages` or `text`")
 
 
 def samples(
     decoder: SpecDecoder,
-    sources: Sequence[Source],
+    lines: Sequence[Line],
     *,
     tokens: int,
     new_tokens: int,
@@ -88,10 +88,10 @@ def samples(
     """Collect sequences until `tokens` tokens are there to be guessed; prompts are answered by the target.
 
     Raises:
-        UsageError: no source gave anything.
+        UsageError: no line gave anything.
     """
     made, done = [], 0
-    for sequence in _made(decoder, sources, tokens, new_tokens, temperature, seed):
+    for sequence in _made(decoder, lines, tokens, new_tokens, temperature, seed):
         if len(sequence.ids) - sequence.start < 3:
             continue  # nothing that a head could guess
         made.append(sequence)
@@ -108,21 +108,21 @@ def samples(
 
 def _made(
     decoder: SpecDecoder,
-    sources: Sequence[Source],
+    lines: Sequence[Line],
     tokens: int,
     new_tokens: int,
     temperature: float,
     seed: int,
 ) -> Iterator[Sample]:
-    if not sources:
-        sources, temperature = _from_single_tokens(decoder, tokens, seed), temperature or 1.0
+    if not lines:
+        lines, temperature = _from_single_tokens(decoder, tokens, seed), temperature or 1.0
     limit, tokenizer = decoder.target.context_limit, decoder.tokenizer
-    for source in sources:
-        if source.text is not None and tokenizer is not None:
-            yield Sample(list(tokenizer(source.text)["input_ids"])[:limit], 1)
+    for line in lines:
+        if line.text is not None and tokenizer is not None:
+            yield Sample(list(tokenizer(line.text)["input_ids"])[:limit], 1)
     requests = (
         (i, s.prompt, SamplingParams(max_new_tokens=new_tokens, temperature=temperature, seed=seed + i))
-        for i, s in enumerate(sources)
+        for i, s in enumerate(lines)
         if s.prompt is not None
     )
     like = [SamplingParams(max_new_tokens=new_tokens, temperature=temperature, seed=seed)]
@@ -133,9 +133,9 @@ def _made(
         yield Sample([*prompt, *result.token_ids], len(prompt))
 
 
-def _from_single_tokens(decoder: SpecDecoder, tokens: int, seed: int) -> list[Source]:
+def _from_single_tokens(decoder: SpecDecoder, tokens: int, seed: int) -> list[Line]:
     draw = random.Random(seed + _OTHER_TASKS)
-    return [Source(prompt=[draw.randrange(decoder.target.vocab_size)]) for _ in range(max(64, tokens // 8))]
+    return [Line(prompt=[draw.randrange(decoder.target.vocab_size)]) for _ in range(max(64, tokens // 8))]
 
 
 def save_samples(made: Sequence[Sample], file: Path) -> None:

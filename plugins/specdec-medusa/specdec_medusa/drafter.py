@@ -104,10 +104,10 @@ class Medusa:
         depths = [budget.depth[i] for i in index]
         ids, probs = self._candidates(part, min(max(depths), self._tree.depth))
         nodes = self._tree(ids, probs, depths, budget.nodes)
-        draft = Draft(
-            tokens=nodes.tokens,
-            parents=nodes.parents,
-            laws=torch.full((len(index),), DraftLaw.ONE_HOT, dtype=torch.uint8, device=context.device),
+        draft = Draft.of(
+            nodes.tokens,
+            nodes.parents,
+            DraftLaw.ONE_HOT,
             depth=nodes.depth,
             width=nodes.width,
             chain=nodes.width == 1,  # each node hangs on the one before, and holes come last

@@ -67,7 +67,7 @@ def prefixes(tree: TreeMaker, ids: Tensor, probs: Tensor, states: States, nodes:
 
 
 def _round_starts(accepted: list[int], lengths: tuple[int, ...]) -> list[int]:
-    """Walk each sequence as decoding would: a round at i is followed by one at i + 1 + accepted."""
+    """Go along each sequence as decoding would: a round at i is followed by one at i + 1 + accepted."""
     starts, first = [], 0
     for length in lengths:
         at = first

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec_core import SpecDecoder, UsageError
 from specdec_medusa.checkpoint import load_heads
-from specdec_medusa.data import Sample, load_samples, read_sources, samples
+from specdec_medusa.data import Sample, load_samples, read_lines, samples
 from specdec_medusa.evaluation import accuracies, candidates
 from specdec_medusa.heads import Heads
 from specdec_medusa.states import IGNORED, States, collect
@@ -114,13 +114,13 @@ def test_the_kinds_of_lines(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     lines = [{"prompt": "hello", "answer": "x"}, {"messages": said}, {"text": "as it is"}]
     file.write_text("\n".join(map(json.dumps, lines)))
-    found = sorted(read_sources(file, Chat(), 0), key=lambda s: (s.text or "", str(s.prompt)))
+    found = sorted(read_lines(file, Chat(), 0), key=lambda s: (s.text or "", str(s.prompt)))
     assert [s.prompt for s in found] == [said[:1], [{"role": "user", "content": "hello"}], None]
     assert [s.text for s in found] == [None, None, "as it is"]
-    assert {str(s.prompt) for s in read_sources(file, None, 0)} == {"hello", str(said[:1]), "None"}
+    assert {str(s.prompt) for s in read_lines(file, None, 0)} == {"hello", str(said[:1]), "None"}
     plain = tmp_path / "prompts.txt"
     plain.write_text("one\n\ntwo\n")
-    assert {s.prompt for s in read_sources(plain, None, 0)} == {"one", "two"}
+    assert {s.prompt for s in read_lines(plain, None, 0)} == {"one", "two"}
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_data_that_says_nothing(content: str, reason: str, tmp_path: Path) -> No
     file = tmp_path / "data.jsonl"
     file.write_text(content)
     with pytest.raises(UsageError, match=reason):
-        read_sources(file, None, 0)
+        read_lines(file, None, 0)
     with pytest.raises(UsageError, match="is no file"):
-        read_sources(tmp_path / "nowhere", None, 0)
+        read_lines(tmp_path / "nowhere", None, 0)
 
 
 def test_without_data_the_target_talks_to_itself(decoder: SpecDecoder) -> None:

@@ -153,10 +153,10 @@ class Recycling:
         if min(budget.depth) < shape.template.depth:
             deepest = torch.tensor(budget.depth, device=context.device).unsqueeze(-1)
             hole = hole | (shape.depths > deepest)
-        return Draft(
-            tokens=tokens.masked_fill(hole, 0),
-            parents=shape.parents.expand_as(tokens).masked_fill(hole, HOLE),
-            laws=torch.full((len(context.rows),), DraftLaw.ONE_HOT, dtype=torch.uint8, device=context.device),
+        return Draft.of(
+            tokens.masked_fill(hole, 0),
+            shape.parents.expand_as(tokens).masked_fill(hole, HOLE),
+            DraftLaw.ONE_HOT,
             depth=shape.template.depth,
             width=shape.template.width,
             scores=shape.scores.expand(tokens.shape).masked_fill(hole, 0.0),

@@ -1,4 +1,4 @@
-"""What ended rows said, for drafts of later ones: the oldest goes where there is no room."""
+"""What ended rows said, for drafts of later ones: the oldest goes when it is full."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class History:
     """Outputs of ended rows, each behind the end of its prompt, and an index of them.
 
     Args:
-        room: most tokens it holds, ends of prompts and separators included; more than `longest` + 1.
+        capacity: most tokens it holds, ends of prompts and separators included; more than `longest` + 1.
         window: latest occurrences of a context that count.
         longest: most tokens that a match counts, and that are kept of a prompt.
     """
 
-    def __init__(self, room: int, window: int, longest: int) -> None:
+    def __init__(self, capacity: int, window: int, longest: int) -> None:
         self.index = ContextIndex(window, longest)
         self.changes = 0
         self.next_row = 0  # above the id of every row that it has seen
-        self._room, self._longest = room, longest
+        self._capacity, self._longest = capacity, longest
         self._spans: deque[tuple[int, int]] = deque()  # positions: first of the output, and behind it
 
     @property
@@ -32,11 +32,11 @@ class History:
 
     def learn(self, text: Sequence[int], first: int) -> None:
         """Add the output of a row, which begins at text[first]; one that is too long loses its beginning."""
-        first = max(first, len(text) - (self._room - self._longest - 1))
+        first = max(first, len(text) - (self._capacity - self._longest - 1))
         before = text[max(first - self._longest, 0) : first]
         if first >= len(text):
             return
-        self._make_room(len(before) + len(text) - first + 1)
+        self._drop_oldest(len(before) + len(text) - first + 1)
         for token in before:
             self.index.append(token)
         begin = self.index.end
@@ -53,10 +53,10 @@ class History:
             yield self.index.tokens[start : at(first)], self.index.tokens[at(first) : at(stop)]
             start = at(stop) + 1
 
-    def _make_room(self, need: int) -> None:
+    def _drop_oldest(self, need: int) -> None:
         stop = None
         kept = self.size
-        while self._spans and kept + need > self._room:
+        while self._spans and kept + need > self._capacity:
             first, stop = self._spans.popleft()
             self.index.forget(first, stop)
             kept = self.index.end - 1 - stop

@@ -81,26 +81,26 @@ def test_the_index_finds_what_a_search_finds(
     texts=pieces,
     query=st.lists(tokens, min_size=1, max_size=8),
     window=st.integers(1, 4),
-    room=st.integers(12, 40),
+    capacity=st.integers(12, 40),
     depth=st.integers(1, 4),
 )
 def test_after_evictions_it_is_as_if_the_oldest_had_never_been(
-    texts: Texts, query: list[int], window: int, room: int, depth: int
+    texts: Texts, query: list[int], window: int, capacity: int, depth: int
 ) -> None:
     longest = 6
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index_module, "DEPTH", depth)
-        history = History(room, window, longest)
+        history = History(capacity, window, longest)
         kept: Texts = []
         for before, said in texts:
             history.learn([*before, *said], len(before))
-            said_kept = said[-(room - longest - 1) :]
+            said_kept = said[-(capacity - longest - 1) :]
             whole = [*before, *said]
             kept.append((whole[: len(whole) - len(said_kept)][-longest:], said_kept))
-            while sum(len(b) + len(s) + 1 for b, s in kept) > room:
+            while sum(len(b) + len(s) + 1 for b, s in kept) > capacity:
                 kept.pop(0)
             assert [(list(b), list(s)) for b, s in history.sequences()] == kept
-            assert history.size == sum(len(b) + len(s) + 1 for b, s in kept) <= room
+            assert history.size == sum(len(b) + len(s) + 1 for b, s in kept) <= capacity
             found, length = history.index.find(array("i", [GAP, *query]))
             ordinals, expected = search(kept, query, window, longest, depth)
             assert length == expected

@@ -91,7 +91,7 @@ class Optimized:
     """A model to run, and the layers whose weights it holds copies of."""
 
     model: nn.Module
-    sources: list[_Source] = field(default_factory=list)
+    copied: list[_Copied] = field(default_factory=list)
 
     def check(self) -> None:
         """Insist that the copies are still true.
@@ -99,15 +99,15 @@ class Optimized:
         Raises:
             UnsupportedModel: a weight was written or a layer replaced since.
         """
-        for source in self.sources:
-            if not source.is_unchanged():
+        for layer in self.copied:
+            if not layer.is_unchanged():
                 raise UnsupportedModel(
-                    f"the model's weights ({source.name}) were changed after this decoder had made copies of "
+                    f"the model's weights ({layer.name}) were changed after this decoder had made copies of "
                     "them; build a new decoder, or use optimize='none'"
                 )
 
 
-class _Source:
+class _Copied:
     """A layer of a model that somebody else holds, as it was when its weights were copied."""
 
     def __init__(self, parent: nn.Module, name: str) -> None:
@@ -149,14 +149,14 @@ def optimized(model: nn.Module, wanted: Optimizations, *, in_place: bool = False
     if not units or (wanted.left_to_us and not any(unit.pack for unit in units)):  # fusing alone gains little
         return Optimized(model)
     _tell_the_wait(units)
-    sources: list[_Source] = []
+    copied: list[_Copied] = []
     if not in_place:
-        sources = [_Source(parent, name) for unit in units for parent, name in unit.places]
+        copied = [_Copied(parent, name) for unit in units for parent, name in unit.places]
         base = _branched(base, {id(parent) for unit in units for parent, _ in unit.places}, {})
         units, _ = _units(base, parts)
     for unit in units:
         unit.replace()
-    return Optimized(model if in_place else base, sources)
+    return Optimized(model if in_place else base, copied)
 
 
 @dataclass(eq=False)

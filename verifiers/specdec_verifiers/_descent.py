@@ -30,7 +30,7 @@ def follow(draft: Draft, choose: Choose) -> Verdict:
     return Verdict(accepted, wanted)
 
 
-def judge(draft: Draft, chosen: Tensor) -> Verdict:
+def follow_all(draft: Draft, chosen: Tensor) -> Verdict:
     """Follow what was chosen after the last pending token and after every node: int64 [B, 1 + n]."""
     if not draft.chain:
         return follow(draft, choose_from(chosen))

@@ -11,10 +11,10 @@ from specdec_core.contract.draft import Draft, Verdict
 from specdec_core.contract.interfaces import RowRng, Verifier
 
 
-class Cutting:
+class Rejecting:
     """Another verifier of which some rounds accept no more than so many nodes.
 
-    The token behind the cut is the one that was accepted there, so the text is the same with any drafts
+    The token behind them is the one that was accepted there, so the text is the same with any drafts
     if it is with the other verifier.
 
     Args:
@@ -23,7 +23,7 @@ class Cutting:
 
     def __init__(self, inner: Verifier, most: Sequence[int | None]) -> None:
         self.inner, self.most, self.calls = inner, most, 0
-        self.name, self.Config, self.config = f"cut {inner.name}", inner.Config, inner.config
+        self.name, self.Config, self.config = f"rejecting {inner.name}", inner.Config, inner.config
         self.laws, self.handles_trees, self.lossless = inner.laws, inner.handles_trees, inner.lossless
         self.samples, self.drafter_invariant = inner.samples, inner.drafter_invariant
         self.preference = 0
@@ -35,6 +35,6 @@ class Cutting:
         self.calls += 1
         if most is None or most >= verdict.path.shape[1]:
             return verdict
-        cut = verdict.path[:, most]
-        instead = draft.tokens.gather(1, cut.clamp(min=0).unsqueeze(1)).squeeze(1)
-        return Verdict(verdict.path[:, :most], torch.where(cut >= 0, instead, verdict.next_token))
+        first = verdict.path[:, most]
+        instead = draft.tokens.gather(1, first.clamp(min=0).unsqueeze(1)).squeeze(1)
+        return Verdict(verdict.path[:, :most], torch.where(first >= 0, instead, verdict.next_token))
