@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec_core.contract.constraints import Constraint, Matcher
-    from specdec_core.contract.distributions import TargetDistributions
+    from specdec_core.contract.distributions import TargetDistributions, top_token, top_tokens
     from specdec_core.contract.draft import HOLE, ROOT, Draft, DraftLaw, Verdict
     from specdec_core.contract.errors import (
         AmbiguousPlugin,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         Verifier,
         VerifierConfig,
     )
-    from specdec_core.contract.largest import top_token, top_tokens
     from specdec_core.contract.sampling_params import FinishReason, SamplingParams
     from specdec_core.contract.transfer import on_device
     from specdec_core.drafting.row_drafter import RowDrafter, RowDrafterConfig
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "contract.constraints": "Constraint Matcher",
     "engine.decoder": "SpecDecoder",
-    "contract.distributions": "TargetDistributions",
+    "contract.distributions": "TargetDistributions top_token top_tokens",
     "contract.draft": "HOLE ROOT Draft DraftLaw Verdict",
     "engine.dropin": "generate",
     "engine.session": "Event Handle Request Session",
@@ -71,7 +70,6 @@ _HOMES = {
         "Budget CachedModel Capabilities Context Drafter DrafterConfig Outcome RowRng Rows TargetInfo "
         "Verifier VerifierConfig"
     ),
-    "contract.largest": "top_token top_tokens",
     "model.graphs": "Capture",
     "plugins.registry": "Registry",
     "rows.results": "GenerationResult StreamChunk",

@@ -6,8 +6,7 @@ Shapes and dtypes are checked here, on the host at once; values in `draft_values
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -62,20 +61,26 @@ class GuardedDrafter:
         """Begin rows."""
         if self.dropped:
             return
-        with self._fenced("admit"):
-            self._admitted.update(rows.ids)
-            pairs = zip(rows.ids, rows.params, strict=True)
-            self._constrained.update(row for row, params in pairs if params.constraint is not None)
-            self._choose()
+        self._admitted.update(rows.ids)
+        pairs = zip(rows.ids, rows.params, strict=True)
+        self._constrained.update(row for row, params in pairs if params.constraint is not None)
+        self._choose()
+        try:
             self.drafter.admit(rows)
+        except Exception as error:
+            self._failed("admit", error)
 
     def release(self, rows: Sequence[int]) -> None:
         """Forget rows, of a dropped drafter too."""
         known = [row for row in rows if row in self._admitted]
+        if not known:
+            return
         self._admitted.difference_update(known)
-        if known:
-            with self._fenced("release"):
-                self.drafter.release(known)
+        try:
+            self.drafter.release(known)
+        except Exception as error:
+            self._failed("release", error)
+        finally:
             self._constrained.difference_update(known)
             self._choose()
 
@@ -87,7 +92,7 @@ class GuardedDrafter:
     def propose(self, context: Context, budget: Budget, cut: Cut | None = None) -> CheckedDraft:
         """Draft, check what came back, and keep what `cut` leaves of it."""
         if not self.dropped and any(budget.depth):
-            with self._fenced("propose"):
+            try:
                 draft = self.drafter.propose(context, budget)
                 _check_on_host(draft, context, self.vocab_size, self._can, self.name)
                 if draft.nodes and cut is not None:
@@ -95,13 +100,17 @@ class GuardedDrafter:
                 if draft.nodes:
                     check = check_chains if draft.chain and draft.hosted else check_values
                     return check(draft, budget, self._can, self.vocab_size)
+            except Exception as error:
+                self._failed("propose", error)
         return CheckedDraft.empty(len(context.rows), context.device)
 
     def observe(self, outcome: Outcome) -> None:
         """Pass on what was committed."""
         if not self.dropped:
-            with self._fenced("observe"):
+            try:
                 self.drafter.observe(outcome)
+            except Exception as error:
+                self._failed("observe", error)
 
     def blame(self, flags: Sequence[int]) -> None:
         """Act on the flags of the round, once they are on the host."""
@@ -112,13 +121,13 @@ class GuardedDrafter:
             rule = " and ".join(text for bit, text in enumerate(RULES) if broken >> bit & 1)
             self._drop(_violation(self.name, f"it proposed {rule}"), off_law=bool(broken & Q_UNUSABLE))
 
-    @contextmanager
-    def _fenced(self, call: str) -> Iterator[None]:
+    def _failed(self, call: str, error: Exception) -> None:
+        """Go on without a drafter that raised, whatever that was; a lack of memory is not its fault."""
         try:
             with blaming_drafter(self.name, call):
-                yield
-        except DrafterError as error:  # whatever a plugin raises must not end the run
-            self._drop(error)
+                raise error
+        except DrafterError as fault:
+            self._drop(fault)
 
     def _drop(self, error: DrafterError, *, off_law: bool = False) -> None:
         if self.dropped:

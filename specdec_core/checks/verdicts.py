@@ -71,8 +71,11 @@ def checked_verdict(verifier: Verifier, p: TargetDistributions, draft: Draft, rn
         reason = f"verifier {verifier.name!r}: verify raised {described(error)}"
         return VerifierError(reason, verifier=verifier.name)
 
-    with blaming(fault):
+    try:
         verdict = verifier.verify(p, draft, rng)
+    except Exception:
+        with blaming(fault):
+            raise
     _check_on_host(verdict, draft, verifier.name)
     return _check_values(verdict, draft, p.vocab_size, verifier.name)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec_core.contract.distributions import BlockLogits
 from specdec_core.contract.interfaces import Context, Outcome, Rows
-from specdec_core.contract.logits import BlockLogits
 from specdec_core.contract.transfer import on_device
 from specdec_core.contract.tree import Tree
 from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from specdec_core.checks.draft_values import CheckedDraft
 from specdec_core.checks.verdicts import CheckedVerdict, broken_verdict
-from specdec_core.contract.distributions import TargetDistributions
+from specdec_core.contract.distributions import BlockLogits, TargetDistributions
 from specdec_core.contract.interfaces import Outcome, Verifier
-from specdec_core.contract.logits import BlockLogits
 from specdec_core.contract.rng import KeyedRng, Purpose
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.contract.tree import Tree

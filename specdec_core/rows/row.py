@@ -9,7 +9,6 @@ from specdec_core.contract.errors import ConstraintError
 from specdec_core.contract.interfaces import Verifier
 from specdec_core.contract.sampling_params import FinishReason, SamplingParams
 from specdec_core.rows.stats import Stats
-from specdec_core.rows.stopping import ending
 from specdec_core.rows.text import RowText
 from specdec_core.sampling.logprobs import TokenLogprob
 from specdec_core.sampling.processors import wanted
@@ -99,3 +98,16 @@ class Row:
         if walk.ended:
             self.finished = FinishReason.STOP
         return kept
+
+
+def ending(
+    tokens: list[int], left: int, eos: frozenset[int], reason: FinishReason
+) -> tuple[int, FinishReason | None]:
+    """Find how many of a block's tokens a row commits, and why it ends there, if it does.
+
+    left: how many tokens the row may still commit, at least 1. An EOS is committed, what follows is not.
+    """
+    for i, token in enumerate(tokens[:left]):
+        if token in eos:
+            return i + 1, FinishReason.EOS
+    return (left, reason) if len(tokens) >= left else (len(tokens), None)

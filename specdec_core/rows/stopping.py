@@ -1,11 +1,11 @@
-"""When a row ends: EOS, its token cap, the target's context limit; and where that cuts a block."""
+"""Which ids end a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from specdec_core.contract.sampling_params import FinishReason, SamplingParams
+from specdec_core.contract.sampling_params import SamplingParams
 
 
 def eos_ids(params: SamplingParams, model_ids: frozenset[int]) -> frozenset[int]:
@@ -23,19 +23,6 @@ def model_eos_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
     config = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     own = getattr(tokenizer, "eos_token_id", None)
     return frozenset(as_ids(config if generation is None else generation)) | frozenset(as_ids(own))
-
-
-def ending(
-    tokens: list[int], left: int, eos: frozenset[int], reason: FinishReason
-) -> tuple[int, FinishReason | None]:
-    """Find how many of a block's tokens a row commits, and why it ends there, if it does.
-
-    left: how many tokens the row may still commit, at least 1. An EOS is committed, what follows is not.
-    """
-    for i, token in enumerate(tokens[:left]):
-        if token in eos:
-            return i + 1, FinishReason.EOS
-    return (left, reason) if len(tokens) >= left else (len(tokens), None)
 
 
 def as_ids(value: int | Iterable[int] | None) -> Iterable[int]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_core.contract.distributions import TargetDistributions
-from specdec_core.contract.logits import BlockLogits
+from specdec_core.contract.distributions import BlockLogits, TargetDistributions
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.contract.transfer import on_device
 from specdec_core.sampling.history import History

@@ -24,7 +24,7 @@ from tiny import tiny_model
 
 from specdec_core import InvalidParameter, SamplingParams, SpecDecoder
 from specdec_core.contract.sampling_params import FinishReason
-from specdec_core.rows.stopping import ending
+from specdec_core.rows.row import ending
 
 K = 5
 PROMPT = varied_prompt(6, 2 * (K + 1))

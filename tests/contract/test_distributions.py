@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec_core import TargetDistributions, top_token, top_tokens
-from specdec_core.contract import largest
+from specdec_core.contract import distributions as largest
 
 
 @pytest.fixture(autouse=True, params=[0, largest._LEAST_WORK], ids=["by blocks", "as it pays"])
