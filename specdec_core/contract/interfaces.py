@@ -61,7 +61,7 @@ class Rows:
 
     ids: tuple[int, ...]  # stable and never reused
     places: tuple[int, ...]  # below max_rows, fixed for a row's life: to index tensors of one's own by
-    prompts: tuple[tuple[int, ...], ...]  # all committed so far, of a row that begins in the middle of its text
+    prompts: tuple[tuple[int, ...], ...]  # committed so far: more, where a row begins again
     params: tuple[SamplingParams, ...]
 
     def __len__(self) -> int:

@@ -55,12 +55,8 @@ class SlotCache(Cache):
             self._measured = len(self), sum(sizes)
         return max(self._measured[1], self.likely_bytes)
 
-    def reserve(self, places: int, slots: int, most: int | None = None) -> None:
-        """Make room for this many places and slots, at least; buffers may move."""
-        self.resize(*self.grown(places, slots, most))
-
     def grown(self, places: int, slots: int, most: int | None = None) -> tuple[int, int]:
-        """Say what sizes make room for this many places and slots.
+        """Give sizes that have room for this many places and slots, and for all that there is.
 
         Slots grow by half at least, so that ever longer rows move them a few times only; never beyond
         `most`, if nobody will ask for more than that.

@@ -269,6 +269,24 @@ def test_caches_keep_to_a_limit_that_their_rows_fit(seed: int, capture: Capture)
     assert tight > 5
 
 
+def test_a_cache_that_admits_nobody_gives_up_what_is_spare() -> None:
+    """What another one's row needs is more than what ended rows have left."""
+    target = Target(tiny_model(), None, max_rows=2)
+    draft: Any = target.cached(tiny_model(layers=1))
+    serve(target.runner, {0: prompt(LONG), 1: prompt(LONG)})
+    held = {0: prompt(SHORT)}
+    admit(target.runner, held)
+    target.runner.extend(View(held))
+    target.runner.keep(outcome({0: []}))
+    short, long = (target.runner.slots_for(length, 24, 8) for length in (SHORT, LONG))
+    need = target.runner.bytes_for(1, short) + draft.bytes_for(2, long)
+    assert target.bytes_now == target.runner.bytes_for(2, long) > target.runner.bytes_for(1, short)
+    target.most_bytes = need
+    admit(draft, {0: prompt(LONG), 1: prompt(LONG, 1)})
+    assert target.bytes_now == need
+    check_cache(target.runner, held)
+
+
 def test_without_a_limit_nobody_is_told_to_give_up_anything() -> None:
     allowance = Allowance()
     assert not allowance.lacks(1 << 60)

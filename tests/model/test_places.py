@@ -188,7 +188,9 @@ def test_what_was_left_may_be_longer_than_the_row_that_takes_its_place() -> None
 def test_a_row_moves_between_draft_and_verdict(capture: Capture) -> None:
     """Others may be read meanwhile; what was fed for it moves along."""
     runner = Runner(tiny_model(), capture=capture)
-    texts = begun(runner, 5)
+    texts = {place: random_tokens(random.Random(place), 9 if place < 4 else 30) for place in range(5)}
+    admit(runner, texts)
+    read(runner, texts)
     last, others = {4: [*texts[4], 5]}, {place: texts[place] for place in (0, 3)}
     both = torch.tensor([[[4, 6, 8, 9], [-1, -1, 1, 2]]])
     runner.extend(View(last), both[:, 0], both[:, 1])
