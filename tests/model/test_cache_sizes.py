@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import weakref
 from typing import Any
@@ -168,11 +169,12 @@ def test_nothing_grows_with_the_rows_that_were_served() -> None:
     early: Any = target.early_layers(1)
 
     def kept() -> dict[str, int]:
-        parts = [target.runner, early, target.runner.places, target.runner._prefixes, target.runner.steps]
+        runner, places = target.runner, target.runner.places
+        parts = {"own": runner, "early": early, "places": places, "prefixes": places.prefixes}
         return {
-            f"{type(part).__name__}.{name}": len(value)
-            for part in parts
-            for name, value in vars(part).items()
+            f"{part}.{name}": len(value)
+            for part, owner in {**parts, "steps": runner.steps}.items()
+            for name, value in vars(owner).items()
             if hasattr(value, "__len__")
         }
 
@@ -188,7 +190,8 @@ def test_nothing_grows_with_the_rows_that_were_served() -> None:
         early.release(list(texts))
         sizes.append(kept())
     assert sizes[-1] == sizes[-1 - 15]
-    assert sizes[-1]["Runner._held"] == sizes[-1]["Runner._nodes"] == sizes[-1]["Runner._fresh"] == 0
+    for part, name in itertools.product(("own", "early"), ("_held", "_nodes", "_fresh")):
+        assert sizes[-1][f"{part}.{name}"] == 0
 
 
 # --- bytes ---------------------------------------------------------------------------------------------
