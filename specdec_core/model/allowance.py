@@ -27,9 +27,8 @@ class Allowance:
 
     def __init__(self) -> None:
         self.most: int | None = None  # bytes; None: there is no limit
-        self._caches: WeakSet[Sized] = (
-            WeakSet()
-        )  # weak: buffers go with their runner, not when a cycle is found
+        # Weak: buffers go with their runner, not when somebody looks for cycles.
+        self._caches: WeakSet[Sized] = WeakSet()
 
     def join(self, cache: Sized) -> None:
         """Let one more cache share the limit."""
