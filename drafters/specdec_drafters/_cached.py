@@ -94,9 +94,9 @@ class CachedDrafter(ABC):
 
     def admit(self, rows: Rows) -> None:
         """Reserve room in the cache."""
-        self.draft_model.cached.admit(rows, self.capabilities.nodes)
-        self._places.update(zip(rows.ids, rows.places, strict=True))
+        self._places.update(zip(rows.ids, rows.places, strict=True))  # first: so that all are released
         self._unread.update(rows.ids)
+        self.draft_model.cached.admit(rows, self.capabilities.nodes)
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Draft for the rows that have a depth."""

@@ -60,8 +60,8 @@ class Rows:
     """Rows that begin: one entry a row in every field."""
 
     ids: tuple[int, ...]  # stable and never reused
-    places: tuple[int, ...]  # index in every cache, fixed for a row's life
-    prompts: tuple[tuple[int, ...], ...]
+    places: tuple[int, ...]  # below max_rows, fixed for a row's life: to index tensors of one's own by
+    prompts: tuple[tuple[int, ...], ...]  # committed so far: more, where a row begins again
     params: tuple[SamplingParams, ...]
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Context(Protocol):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Index of each row in every cache."""
+        """Place of each row; see `Rows`."""
 
     @property
     def params(self) -> tuple[SamplingParams, ...]:

@@ -29,6 +29,7 @@ class Memory:
 
     def __init__(self, target: Target, can: Capabilities, nodes: int, limit: int | None) -> None:
         self._target, self._nodes, self._limit = target, nodes, limit
+        target.most_bytes = limit
         indices = 2 * (1 + nodes) + (nodes if any(law.needs_q for law in can.laws) else 0)
         self._of_row = 4 * indices * target.vocab_size
 

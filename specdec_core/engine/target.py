@@ -20,6 +20,7 @@ from specdec_core.contract.draft import HOLE
 from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.interfaces import CachedModel, Capabilities, Outcome, Rows
 from specdec_core.contract.transfer import on_device
+from specdec_core.model.allowance import Allowance
 from specdec_core.model.faster.compiled import Compiled, keep_on_disk, why_not_compiled
 from specdec_core.model.faster.optimize import NOTHING, Optimization, Optimizations, Optimized, optimized
 from specdec_core.model.graphs import Capture
@@ -59,10 +60,17 @@ class Target:
             fixed = Capture.FIXED if self._compiles else Capture.OFF
             capture = Capture.GRAPHS if device.type == "cuda" else fixed
         self._optimize, self._optimized = optimize, list[Optimized]()
+        self._allowance = Allowance()
         model = self._faster(model)
         self.runner = Runner(
-            model, chunk=chunk, capture=capture, reuse_prefixes=reuse_prefixes, max_rows=max_rows
+            model,
+            chunk=chunk,
+            capture=capture,
+            reuse_prefixes=reuse_prefixes,
+            max_rows=max_rows,
+            allowance=self._allowance,
         )
+        self._runners = [self.runner]  # that have a cache of their own
         self.model = self.runner.model
         self.models: list[nn.Module] = [self.model]  # what runs: the drafters' own, too
         self.offline, self.trust_remote_code = offline, trust_remote_code
@@ -118,13 +126,39 @@ class Target:
         """Whether rows of one prompt of this length feed it only once."""
         return prompt > LEAST and self.runner.reuses_prefixes and not self.runner.hidden_layers
 
-    bytes_now = 0
-
-    def bytes_after(self, rows: Sequence[tuple[int, int]], nodes: int) -> int:
-        return 0
-
     def knows(self, prompt: Sequence[int]) -> bool:
-        return self.runner._prefixes.find(prompt)[1] >= len(prompt) - 1
+        """Whether all of a prompt but its last token is held already, so that a row would not feed it."""
+        return self.runner.knows(prompt)
+
+    @property
+    def bytes_now(self) -> int:
+        """Bytes that the caches take: the target's, and those of drafters' own models."""
+        return self._allowance.bytes_now
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Bytes that the caches keep to together, if what their rows need lets them; None: no limit."""
+        return self._allowance.most
+
+    @most_bytes.setter
+    def most_bytes(self, most: int | None) -> None:
+        self._allowance.most = most
+
+    def bytes_after(self, needs: Sequence[tuple[int, int]], nodes: int) -> int:
+        """Bytes that the caches need while these rows are there: all that are, and those to be admitted.
+
+        With a limit (`most_bytes`) of at least that, admitting them keeps to it. Drafters' models are taken
+        to read every row, with as many nodes.
+
+        Args:
+            needs: prompt tokens and `max_new_tokens` of each row.
+            nodes: of the largest draft.
+        """
+        return sum(
+            runner.bytes_for(len(needs), max(runner.slots_for(prompt, new, nodes) for prompt, new in needs))
+            for runner in self._runners
+            if needs
+        )
 
     def begin(self, batch: Batch) -> None:
         """Let rows that have not been read take over what others that began alike have fed."""
@@ -205,10 +239,12 @@ class Target:
                 capture=self.runner.steps.capture,
                 reuse_prefixes=self.runner.reuses_prefixes,
                 max_rows=self.max_rows,
+                allowance=self._allowance,
             )
             runner.trees = probe(runner).trees
             self._compile(runner)
         self.models.append(model)
+        self._runners.append(runner)
         return runner
 
     def early_layers(self, exit_layer: int) -> CachedModel:

@@ -18,7 +18,7 @@ class SlotCache(Cache):
 
     A row's committed tokens lie contiguous from slot 0 of its place. The last slot of every place takes
     what padding writes; nothing ever attends to it. `aim` says where the next forward writes and how far
-    it sees.
+    it sees. Places here are indices of the buffers; which row lies at which one, `Places` knows.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,8 @@ class SlotCache(Cache):
         self.places = 0
         self.slots = 1
         self.moves = 0  # how often buffers were replaced
+        self.likely_bytes = 0  # `slot_bytes` of a model that has fed nothing, where a probe has found it
+        self._measured = 0, 0  # layers, and what a slot of theirs takes
         self._first, self._rows = 0, 1  # places of the forward
         self._slots: Tensor | None = None  # int64 [B, T]: where each column writes
         self._row: Tensor | None = None  # int64 [B, 1] or [B, T]: in which of those places
@@ -45,23 +47,34 @@ class SlotCache(Cache):
         """The slot that takes what padding writes."""
         return self.slots - 1
 
-    def reserve(self, places: int, slots: int, most: int | None = None) -> None:
-        """Make room for this many places and slots; buffers may move.
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of one place, in all layers; 0 as long as nobody knows."""
+        if self._measured[0] != len(self):
+            sizes = (x.shape[1] * x.shape[3] * x.element_size() for x in (*self.keys, *self.values))
+            self._measured = len(self), sum(sizes)
+        return max(self._measured[1], self.likely_bytes)
+
+    def grown(self, places: int, slots: int, most: int | None = None) -> tuple[int, int]:
+        """Give sizes that have room for this many places and slots, and for all that there is.
 
         Slots grow by half at least, so that ever longer rows move them a few times only; never beyond
         `most`, if nobody will ask for more than that.
         """
-        places, needed = max(places, self.places), _rounded(slots)
+        places, needed = max(places, self.places), rounded(slots)
         if needed > self.slots and self.places:
-            ample = _rounded(self.slots + self.slots // 2)
-            needed = max(needed, ample if most is None else min(ample, _rounded(most)))
-        slots = max(needed, self.slots)
+            ample = rounded(self.slots + self.slots // 2)
+            needed = max(needed, ample if most is None else min(ample, rounded(most)))
+        return places, max(needed, self.slots)
+
+    def resize(self, places: int, slots: int) -> None:
+        """Make the buffers this large; what lies beyond is lost."""
         if (places, slots) == (self.places, self.slots):
             return
         self.moves += 1
         for buffers in (self.keys, self.values):
-            for i, buffer in enumerate(buffers):  # one by one: each old one is freed before the next grows
-                buffers[i] = self._grown(buffer, places, slots)
+            for i, buffer in enumerate(buffers):  # one by one: each old one is freed before the next is made
+                buffers[i] = self._resized(buffer, places, slots)
         self.places, self.slots = places, slots
 
     def aim(
@@ -125,6 +138,14 @@ class SlotCache(Cache):
         for buffer in (*self.keys, *self.values):
             buffer[target, :, :count] = buffer[source, :, :count]
 
+    def swap(self, a: int, b: int, count: int) -> None:
+        """Exchange the first `count` slots of two places."""
+        for buffer in (*self.keys, *self.values):
+            one, other = buffer[a, :, :count], buffer[b, :, :count]
+            before = one.clone()
+            one.copy_(other)
+            other.copy_(before)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tell models that ask; they are always given explicit positions and a 4D mask."""
         return self._view
@@ -136,12 +157,13 @@ class SlotCache(Cache):
         return states.new_zeros((self.places, states.shape[1], self.slots, states.shape[3]))
 
     @staticmethod
-    def _grown(buffer: Tensor, places: int, slots: int) -> Tensor:
-        grown = buffer.new_zeros((places, buffer.shape[1], slots, buffer.shape[3]))
-        grown[: buffer.shape[0], :, : buffer.shape[2]] = buffer
-        return grown
+    def _resized(buffer: Tensor, places: int, slots: int) -> Tensor:
+        made = buffer.new_zeros((places, buffer.shape[1], slots, buffer.shape[3]))
+        both = min(places, buffer.shape[0]), min(slots, buffer.shape[2])
+        made[: both[0], :, : both[1]] = buffer[: both[0], :, : both[1]]
+        return made
 
 
-def _rounded(slots: int) -> int:
-    """Round up, with one more slot for the trash."""
+def rounded(slots: int) -> int:
+    """Round up to what is reserved, with one more slot for the trash."""
     return -(-(slots + 1) // _ROUND_TO) * _ROUND_TO

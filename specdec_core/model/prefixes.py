@@ -1,7 +1,7 @@
-"""Which tokens the slots of each place hold, so that a row that begins alike need not feed them again.
+"""Which tokens the slots of a cache hold, so that a row that begins alike need not feed them again.
 
-A place keeps what it holds after its row has left, until the next row there feeds something else: memory
-is bounded by the places that are there anyway.
+Slots keep what they hold after their row has left, until the next row there feeds something else: memory
+is bounded by the buffers that are there anyway.
 """
 
 from __future__ import annotations
@@ -15,29 +15,44 @@ LEAST = 8  # shorter common prefixes are not worth a copy
 
 
 class Prefixes:
-    """Remembers held tokens by place; forgets them all when the model's weights have changed."""
+    """Remembers held tokens by index (see `Places`); forgets all when the model's weights have changed."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tokens: dict[int, list[int]] = {}
         self._weights: object = None
 
-    def note(self, place: int, held: int, tokens: Sequence[int]) -> None:
-        """A place holds `held` of its tokens, and these behind them."""
-        known = self._tokens.setdefault(place, [])
+    def note(self, index: int, held: int, tokens: Sequence[int]) -> None:
+        """Slots hold `held` of the tokens known there, and these behind them."""
+        known = self._tokens.setdefault(index, [])
         known[held:] = tokens
 
+    def length(self, index: int) -> int:
+        """Count the tokens that are known there."""
+        return len(self._tokens.get(index, ()))
+
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Give the place that shares the longest prefix, and its length; (-1, 0) where none is worth it.
+        """Give the index that shares the longest prefix, and its length; (-1, 0) where none is worth it.
 
         One token at least stays to be fed: its logits are wanted.
         """
         best, longest = -1, LEAST - 1
-        for place, known in self._tokens.items():
+        for index, known in self._tokens.items():
             common = min(_common(known, tokens), len(tokens) - 1)
             if common > longest:
-                best, longest = place, common
+                best, longest = index, common
         return (best, longest) if best >= 0 else (-1, 0)
+
+    def swap(self, a: int, b: int) -> None:
+        """Follow slots that were exchanged."""
+        one, other = self._tokens.pop(a, None), self._tokens.pop(b, None)
+        for index, known in ((a, other), (b, one)):
+            if known is not None:
+                self._tokens[index] = known
+
+    def cut(self, places: int, slots: int) -> None:
+        """Forget what lies beyond buffers of this size."""
+        self._tokens = {index: known[:slots] for index, known in self._tokens.items() if index < places}
 
     def check_weights(self) -> bool:
         """Forget everything if a weight was written, or adapters switched, since the last check; say whether.

@@ -60,8 +60,9 @@ class _Row:
 def probe(runner: Runner) -> Probe:
     """Feed a few tokens through a tree and a chain and through plain passes, and compare the logits.
 
-    The runner itself feeds nothing. Where its model heeds no window although the config names one, or does
-    not take our attention in place of its own, or no blocks without padding, its plan is corrected.
+    The runner itself feeds nothing, but learns how many bytes a slot will take. Where its model heeds no
+    window although the config names one, or does not take our attention in place of its own, or no blocks
+    without padding, its plan is corrected.
 
     Raises:
         UnsupportedModel: not even a chain comes out right.
@@ -85,6 +86,7 @@ def probe(runner: Runner) -> Probe:
             f"{kind} cannot be checked in blocks: {chain}; its {what} not follow the positions and masks it "
             "is given"
         )
+    runner.cache.likely_bytes = scratch.cache.slot_bytes
     return Probe(trees=not tree, reason=tree)
 
 

@@ -15,6 +15,7 @@ from specdec_core.contract.distributions import BlockLogits
 from specdec_core.contract.interfaces import Context, Outcome, Rows
 from specdec_core.contract.transfer import on_device
 from specdec_core.contract.tree import Tree
+from specdec_core.model.allowance import Allowance
 from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
 from specdec_core.model.block import Block
 from specdec_core.model.cache import SlotCache
@@ -22,6 +23,7 @@ from specdec_core.model.faster.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
 from specdec_core.model.layers import block_states, blocks_of
 from specdec_core.model.layout import Layout, lay_out, lay_out_row
+from specdec_core.model.places import Places
 from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.ragged import Ragged
 from specdec_core.model.shapes import VIEW, Shape
@@ -52,6 +54,7 @@ class Runner:
             lender holds, and what it wrote is forgotten when the lender next feeds or keeps.
         reuse_prefixes: let rows take over slots of rows that began alike.
         max_rows: places are fewer than this; None: no limit is known.
+        allowance: shared with the caches that are to keep to one limit with this one.
         hidden_layers: layers (as in HF's `hidden_states`) whose states every forward returns.
     """
 
@@ -65,18 +68,23 @@ class Runner:
         lender: Runner | None = None,
         reuse_prefixes: bool = True,
         max_rows: int | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.model = unwrap(model)
         self.plan: AttentionPlan = plan_attention(self.model) if lender is None else lender.plan
         self.chunk, self.max_rows = chunk, max_rows
         self.hidden_layers = tuple(hidden_layers)
-        self.cache: SlotCache = SlotCache() if lender is None else lender.cache
         embedding: Any = self.model.get_input_embeddings()
         self.device: torch.device = embedding.weight.device
         if capture is Capture.GRAPHS and self.device.type != "cuda":
             capture = Capture.OFF  # a CUDA graph would hold nothing, and replay it
         self.steps = FixedSteps(capture)
         self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
+        self._prefixes = Prefixes(self.model)
+        allowance, fixed = allowance or Allowance(), capture is not Capture.OFF
+        places = Places(self._prefixes, allowance, fixed=fixed, max_rows=max_rows)
+        self.places: Places = places if lender is None else lender.places
+        self.cache: SlotCache = self.places.cache
         self._moves = self.cache.moves
         self._lender, self._borrowers = lender, list[Runner]()
         if lender is not None:
@@ -89,7 +97,6 @@ class Runner:
         self.dtype: torch.dtype = self.model.dtype
         self.trees = True  # until a probe says otherwise
         self.reuses_prefixes = reuse_prefixes
-        self._prefixes = Prefixes(self.model)
         self._held: dict[int, int] = {}  # place -> slots held
         self._nodes: dict[int, int] = {}  # place -> nodes fed this round
         self._fresh: set[int] = set()  # admitted, and not looked for a known prefix yet
@@ -110,25 +117,47 @@ class Runner:
             self.steps.drop()  # graphs hold the old adapters and weights
         if not self._held and self.compiled is not None:
             self.compiled.check()
-        room = 1
+        needs: dict[int, int] = {}
         for place, prompt, params in zip(rows.places, rows.prompts, rows.params, strict=True):
-            room = max(room, len(prompt) + params.max_new_tokens)
+            needs[place] = self.slots_for(len(prompt), params.max_new_tokens, nodes)
             self._held[place] = 0 if self._lender is None else self._lender._held.get(place, 0)
             self._nodes[place] = 0
             self._fresh.add(place)
-        if self.context_limit is not None:
-            room = min(room, self.context_limit)
-        if self.compiled is not None:
-            nodes += VIEW  # a view as wide as the cache would be compiled by itself
-        most = None if self.context_limit is None else self.context_limit + nodes
-        self.cache.reserve(max(rows.places, default=0) + 1, room + nodes, most)
+        most = None if self.context_limit is None else self.slots_for(self.context_limit, 0, nodes)
+        if self._lender is None:
+            self.places.admit(needs, most)
+        else:
+            self.places.widen(needs, most)
         self._settle(rows.places)
 
     def release(self, places: Sequence[int]) -> None:
-        """Forget these places."""
+        """Forget these places; what their slots hold stays for rows that begin alike."""
         for place in places:
             self._held.pop(place, None)
             self._nodes.pop(place, None)
+            self._fresh.discard(place)
+        if self._lender is None:
+            self.places.release(places)
+        for borrower in self._borrowers:
+            borrower.release(places)
+
+    def slots_for(self, prompt: int, new: int, nodes: int) -> int:
+        """Count the slots of a row with such a prompt, so many new tokens at most, and drafts of `nodes`."""
+        room = max(prompt + new, 1)
+        if self.context_limit is not None:
+            room = min(room, self.context_limit)
+        # A view as wide as the cache would be compiled by itself.
+        return room + nodes + (0 if self.compiled is None else VIEW)
+
+    def bytes_for(self, places: int, slots: int) -> int:
+        """Bytes that rows of so many slots each need; a borrower needs none of its own."""
+        return self.places.bytes_for(places, slots) if self._lender is None else 0
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether a row that begins with these tokens would have to feed the last one only."""
+        if self.hidden_layers or not self.reuses_prefixes:
+            return False
+        return self._prefixes.find(tokens)[1] == len(tokens) - 1
 
     def held(self, place: int) -> int:
         """Count the slots a place holds: a prefix of its row's committed tokens."""
@@ -186,12 +215,14 @@ class Runner:
                 continue
             self._fresh.discard(place)
             tokens = context.row_tokens(i)
+            [index] = self.places.at([place])
             source, count = -1, 0
             if self.reuses_prefixes and not self.hidden_layers:
                 source, count = self._prefixes.find(tokens)
-            if count and source != place:
-                self.cache.copy(source, place, count)
-            self._prefixes.note(place, 0, tokens[:count])
+            if count and source != index:
+                self.cache.copy(source, index, count)
+            self._prefixes.note(index, 0, tokens[:count])
+            self.places.wrote(place, count)
             self._held[place] = count
             self._settle([place])
         return None
@@ -208,21 +239,24 @@ class Runner:
         """Keep the leading accepted nodes that were fed; move their slots together."""
         if self._lender is not None:
             return  # the lender fed the same tokens through the same layers, and has kept them
-        places, source, target = [], [], []
-        for place, path, said in zip(outcome.places, outcome.paths, outcome.tokens, strict=True):
+        at, source, target = [], [], []
+        indices = self.places.at(outcome.places)
+        for place, index, path, said in zip(
+            outcome.places, indices, outcome.paths, outcome.tokens, strict=True
+        ):
             kept = _leading(path, self._nodes[place])
             base = self._held[place]
             if kept:
-                self._prefixes.note(place, base, said[: len(kept)])
+                self._prefixes.note(index, base, said[: len(kept)])
             self._held[place] += len(kept)
             self._nodes[place] = 0
             if kept != list(range(len(kept))):
-                places.append(place)
+                at.append(index)
                 source.append([base + node for node in kept])
                 target.append(list(range(base, base + len(kept))))
-        if places:
+        if at:
             with torch.no_grad():
-                self.cache.move(places, source, target)
+                self.cache.move(at, source, target)
         self._settle(outcome.places)
 
     def _settle(self, places: Sequence[int]) -> None:
@@ -233,19 +267,21 @@ class Runner:
 
     @torch.no_grad()
     def _feed(self, block: Block) -> Forward:
-        """Run one block over the contiguous range of places that holds its rows."""
+        """Run one block over the contiguous range of the cache that holds its rows."""
         fixed = self._is_fixed(block)
-        first, shape = 0 if fixed else min(block.places), self._shape(block, fixed)
-        if fixed:
-            self.cache.reserve(shape.rows, 0)
-        at = [place - first for place in block.places]
+        if not block.fed:
+            self.places.gather(block.places, fixed)
+        index = self.places.at(block.places)
+        first, shape = 0 if fixed else min(index), self._shape(block, index, fixed)
+        at = [i - first for i in index]
         ragged = block.without_padding(at, shape, self.device) if self.ragged else None
         # where a row stands must not be part of a captured graph
         span = None if fixed or ragged is not None else block.span()
         outputs = self._run(block.inputs(at, shape, span, self.device), first, shape, span, fixed, ragged)
-        for place, tokens, end in zip(block.places, block.pending, block.ends, strict=True):
+        for i, place, tokens, end in zip(index, block.places, block.pending, block.ends, strict=True):
             if self._lender is None and tokens:
-                self._prefixes.note(place, end - len(tokens), tokens)
+                self._prefixes.note(i, end - len(tokens), tokens)
+            self.places.wrote(place, end + block.fed + block.nodes)
             self._held[place] = end
             self._nodes[place] = block.fed + block.nodes
         self._settle(block.places)
@@ -266,11 +302,11 @@ class Runner:
             return False
         return max(map(len, block.pending)) <= _MOST_FIXED_COLUMNS
 
-    def _shape(self, block: Block, fixed: bool) -> Shape:
+    def _shape(self, block: Block, index: list[int], fixed: bool) -> Shape:
         columns = max(map(len, block.pending))
         view = max(block.ends) + block.fed + block.nodes
         tree = block.parents is not None
-        rows = max(block.places) + 1 - (0 if fixed else min(block.places))
+        rows = max(index) + 1 - (0 if fixed else min(index))
         shape = Shape(rows, columns, block.nodes, block.fed - block.chained, view, tree)
         return shape.bucketed(self.cache.slots, self.max_rows) if fixed else shape
 

@@ -27,13 +27,18 @@ class Shape:
         assert self.view <= slots
         view = -(-self.view // VIEW) * VIEW if self.view <= 8 * VIEW else _power(self.view)
         return Shape(
-            rows=_up(self.rows) if rows is None else max(min(_up(self.rows), rows), self.rows),
+            rows=rows_up(self.rows, rows),
             columns=_up(self.columns),
             nodes=_up(self.nodes),
             fed=self.fed,
             view=min(view, slots),
             tree=self.tree,
         )
+
+
+def rows_up(rows: int, most: int | None = None) -> int:
+    """Round a number of rows up, to no more than there may be."""
+    return _up(rows) if most is None else max(min(_up(rows), most), rows)
 
 
 def _up(size: int) -> int:

@@ -83,6 +83,28 @@ def test_caches_hold_a_prefix_of_the_committed_tokens(make: Callable[[Any], Draf
     assert not model._held or model._lender is not None
 
 
+def test_a_model_that_finds_no_memory_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its cache would never again be empty, nor small."""
+    target, prompt = tiny_model("llama", layers=3), ids(9)
+    drafter = small(tiny_model("llama"), num_tokens=4)
+    decoder = SpecDecoder(target, drafter=drafter)
+    model: Any = drafter.source.model
+
+    def full(*sizes: int) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.cache, "resize", full)
+        assert says(decoder, [prompt], 12) == [plain(target, tuple(prompt), 12)]
+    assert not model._held
+    assert model.places.bytes_now == 0
+    model.places.admit({}, None)
+    assert model.cache.places == 0, "no row is there"
+    result = decoder.generate(prompt, SamplingParams(max_new_tokens=12))
+    assert result.token_ids == plain(target, tuple(prompt), 12)
+    assert result.stats.drafted_tokens > 0
+
+
 @pytest.mark.parametrize(("n", "chunk", "calls"), [(33, 512, 0), (32, 512, 0), (33, 4, 2)])
 def test_the_target_as_its_own_draft(n: int, chunk: int, calls: int) -> None:
     target, prompt = tiny_model("llama"), ids(9)

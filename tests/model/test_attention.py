@@ -137,7 +137,7 @@ def test_the_cache_is_what_every_release_calls_a_cache() -> None:
     assert cache
     assert len(cache) == 0
     assert cache.get_seq_length() == 0
-    cache.reserve(2, 10)
+    cache.resize(*cache.grown(2, 10))
     cache.aim(0, 2, 5, torch.tensor([[0, 1], [3, 4]]))
     states = torch.randn(2, 2, 2, 8)
     for more in ((), ({"cache_position": None},)):  # older releases hand over a dictionary

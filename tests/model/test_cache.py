@@ -11,7 +11,7 @@ from specdec_core.model.graphs import Capture, FixedSteps
 
 def filled(places: int, slots: int) -> SlotCache:
     cache = SlotCache()
-    cache.reserve(places, slots)
+    cache.resize(*cache.grown(places, slots))
     cache.aim(0, places, slots, span=(0, slots))
     for layer in range(2):
         states = torch.randn(places, 2, slots, 4)
@@ -23,31 +23,31 @@ def test_ever_longer_rows_move_the_buffers_a_few_times_only() -> None:
     """Each move drops captured graphs; in steps of 64 there would be 94 for 6,000 slots."""
     cache = SlotCache()
     for slots in range(1, 6000):
-        cache.reserve(1, slots)
+        cache.resize(*cache.grown(1, slots))
         assert slots < cache.slots < 1.6 * slots + 128
     assert cache.moves <= 14
 
 
 def test_the_first_reservation_is_no_larger_than_asked() -> None:
     cache = SlotCache()
-    cache.reserve(3, 1000)
+    cache.resize(*cache.grown(3, 1000))
     assert (cache.places, cache.slots, cache.moves) == (3, 1024, 1)
 
 
 def test_no_more_is_kept_ready_than_anybody_may_ask_for() -> None:
     """What lies beyond the context limit is of no use."""
     cache = SlotCache()
-    cache.reserve(1, 900)
-    cache.reserve(1, 1000, most=1100)
+    cache.resize(*cache.grown(1, 900))
+    cache.resize(*cache.grown(1, 1000, most=1100))
     assert cache.slots == 1152
-    cache.reserve(1, 1150, most=1100)  # asked for all the same
+    cache.resize(*cache.grown(1, 1150, most=1100))  # asked for all the same
     assert cache.slots == 1152
 
 
 def test_growing_keeps_what_is_held() -> None:
     cache = filled(2, 5)
     before = [buffer[:, :, :5].clone() for buffer in (*cache.keys, *cache.values)]
-    cache.reserve(3, 300)
+    cache.resize(*cache.grown(3, 300))
     assert (cache.places, cache.slots) == (3, 320)
     for now, then in zip((*cache.keys, *cache.values), before, strict=True):
         assert now.shape == (3, 2, 320, 4)

@@ -55,6 +55,31 @@ def test_graphs_give_the_logits_of_eager_forwards(seed: int) -> None:
     assert sum(step.graph is not None for step in graphs.steps._steps.values()) >= 2
 
 
+def test_graphs_outlive_rows_that_move() -> None:
+    """They hold addresses: a row that has moved there is read by the graph of the one before it."""
+    rng, model = random.Random(1), model_on_gpu()
+    runner = Runner(model, capture=Capture.GRAPHS)
+    texts = {place: random_tokens(rng, 9 + place) for place in range(3)}
+    admit(runner, texts)
+    runner.extend(View(texts, runner.device))
+    runner.keep(outcome({place: [] for place in texts}))
+
+    def step(place: int) -> None:
+        texts[place].append(rng.randrange(97))
+        got = runner.extend(View({place: texts[place]}, runner.device))
+        runner.keep(outcome({place: []}))
+        check_tree(model, got[0], texts[place], [], [])
+
+    for _ in range(4):
+        step(0)
+    graphs = [step.graph for step in runner.steps._steps.values() if step.graph is not None]
+    runner.release([0, 1])
+    for _ in range(3):
+        step(2)
+    assert runner.places.at([2]) == [0]
+    assert graphs == [step.graph for step in runner.steps._steps.values() if step.graph is not None] != []
+
+
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "none": lambda: "none",
     "prompt_lookup": lambda: "prompt_lookup:num_tokens=4",

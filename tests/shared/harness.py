@@ -124,7 +124,7 @@ def check_tree(
 
 
 def check_cache(runner: Runner, texts: dict[int, list[int]]) -> None:
-    """Compare what each place holds with a cold prefill of the same tokens."""
+    """Compare what each row holds with a cold prefill of the same tokens."""
     for place, text in texts.items():
         held = runner.held(place)
         if not held:
@@ -136,7 +136,8 @@ def check_cache(runner: Runner, texts: dict[int, list[int]]) -> None:
         for mine, theirs in zip(
             runner.cache.keys + runner.cache.values, cold.cache.keys + cold.cache.values, strict=True
         ):
-            assert distance(mine[place, :, :held], theirs[0, :, :held]) < ROUNDING
+            [index] = runner.places.at([place])
+            assert distance(mine[index, :, :held], theirs[0, :, :held]) < ROUNDING
 
 
 def random_parents(rng: random.Random, n: int) -> list[int]:
