@@ -31,7 +31,7 @@ from specdec_core.engine.memory import check_room
 from specdec_core.engine.off_thread import off_thread
 from specdec_core.engine.requests import Params, make_rows
 from specdec_core.engine.scheduler import Scheduler
-from specdec_core.engine.target import Target, evaluating
+from specdec_core.engine.target import Target
 from specdec_core.length.adaptive import AdaptiveLength
 from specdec_core.length.costs import CostCurve, RoundCosts
 from specdec_core.length.policy import DraftTokens, FixedLength, LengthPolicy
@@ -116,7 +116,7 @@ class SpecDecoder:
         if not self._auto:
             check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
         self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
-        with _plain_mode(), evaluating([model]):
+        with _plain_mode():
             self.target = Target(
                 model,
                 tokenizer,
@@ -317,7 +317,7 @@ class SpecDecoder:
         check_room(most, length.nodes, self.target.vocab_size, drafter.capabilities, self.target.device)
         scheduler = Scheduler(rows, self.target, drafter, self.max_batch, length.nodes, clock)
         run = rounds(scheduler, self.target, drafter, verifier, length, clock)
-        with evaluating(self.target.models), closing(run):
+        with closing(run):
             while done := _next_round(run):
                 timed.add_seconds(done.seconds)
                 yield done

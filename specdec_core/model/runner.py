@@ -5,25 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.contract.interfaces import Context, Outcome, Rows
 from specdec_core.contract.logits import BlockLogits
 from specdec_core.contract.transfer import on_device
 from specdec_core.contract.tree import Tree
-from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
+from specdec_core.model.attention import AttentionPlan, context_limit, name_attention, plan_attention, unwrap
 from specdec_core.model.block import Block
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.faster.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
-from specdec_core.model.layers import block_states, blocks_of
+from specdec_core.model.grouped import feeding
+from specdec_core.model.layers import BlockStates, blocks_of
 from specdec_core.model.layout import Layout, lay_out, lay_out_row
 from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.ragged import Ragged
+from specdec_core.model.replica import Replica
 from specdec_core.model.shapes import VIEW, Shape
 
 DEFAULT_CHUNK = 512
@@ -47,6 +49,7 @@ class Runner:
     pending. What is fed of a draft is forgotten by `keep`, but for the leading accepted nodes.
 
     Args:
+        model: of which a replica runs; or a replica; or, with a lender, modules of the lender's replica.
         chunk: most pending tokens of one forward; longer prompts are fed in chunks first.
         lender: the runner whose cache and first layers this one borrows; it writes only behind what the
             lender holds, and what it wrote is forgotten when the lender next feeds or keeps.
@@ -57,7 +60,7 @@ class Runner:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Replica,
         *,
         chunk: int = DEFAULT_CHUNK,
         capture: Capture = Capture.OFF,
@@ -66,9 +69,17 @@ class Runner:
         reuse_prefixes: bool = True,
         max_rows: int | None = None,
     ) -> None:
-        self.model = unwrap(model)
-        self.plan: AttentionPlan = plan_attention(self.model) if lender is None else lender.plan
+        self._lender, self._borrowers = lender, list[Runner]()
+        if lender is None:
+            self.replica = model if isinstance(model, Replica) else Replica(unwrap(model))
+            self.model: Any = self.replica.model
+            self.plan = plan_attention(self.replica)
+        else:
+            lender._borrowers.append(self)
+            self.replica, self.model, self.plan = lender.replica, model, lender.plan
+        self._version = self.replica.version
         self.chunk, self.max_rows = chunk, max_rows
+        self._states = BlockStates(())
         self.hidden_layers = tuple(hidden_layers)
         self.cache: SlotCache = SlotCache() if lender is None else lender.cache
         embedding: Any = self.model.get_input_embeddings()
@@ -78,9 +89,6 @@ class Runner:
         self.steps = FixedSteps(capture)
         self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
         self._moves = self.cache.moves
-        self._lender, self._borrowers = lender, list[Runner]()
-        if lender is not None:
-            lender._borrowers.append(self)
         config = self.model.config.get_text_config(decoder=True)
         head: Any = self.model.get_output_embeddings()
         self._embeddings: int = embedding.weight.shape[0]
@@ -96,6 +104,35 @@ class Runner:
         self.calls = 0
 
     @property
+    def plan(self) -> AttentionPlan:
+        """How masks and the cache are handed over; the replica attends as it says."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: AttentionPlan) -> None:
+        self._plan = plan
+        if self._lender is None:
+            name_attention(self.replica, plan)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose states every forward returns."""
+        return self._states.layers
+
+    @hidden_layers.setter
+    def hidden_layers(self, layers: Sequence[int]) -> None:
+        self._states.remove()
+        self._states = states = BlockStates(layers)
+        if not layers:
+            return
+        if not self.replica.whole:
+            raise UnsupportedModel(
+                f"the states of {type(self.model).__name__} cannot be gathered: a forward was replaced by "
+                "one that holds the model itself"
+            )
+        self.replica.change("states", lambda: states.install(blocks_of(self.model)))
+
+    @property
     def ragged(self) -> bool:
         """Whether blocks are fed without their padding."""
         return self.plan.ragged and self.steps.capture is Capture.OFF
@@ -107,10 +144,8 @@ class Runner:
 
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
-        if not self._held and self._prefixes.check_weights():
-            self.steps.drop()  # graphs hold the old adapters and weights
-        if not self._held and self.compiled is not None:
-            self.compiled.check()
+        if not self._held:
+            self._follow()
         room = 1
         for place, prompt, params in zip(rows.places, rows.prompts, rows.params, strict=True):
             room = max(room, len(prompt) + params.max_new_tokens)
@@ -124,6 +159,23 @@ class Runner:
         most = None if self.context_limit is None else self.context_limit + nodes
         self.cache.reserve(max(rows.places, default=0) + 1, room + nodes, most)
         self._settle(rows.places)
+
+    def _follow(self) -> None:
+        """Run the model as it is now; while rows are under way it stays what it was."""
+        version = self.replica.refresh() if self._lender is None else self.replica.version
+        embedding: Any = self.model.get_input_embeddings()
+        now = embedding.weight.device, self.model.dtype, embedding.weight.shape[0]
+        if now != (self.device, self.dtype, self._embeddings):
+            raise UnsupportedModel(
+                "the model was moved, cast or given other embeddings after this decoder was built: build a "
+                "new one"
+            )
+        if self._prefixes.check_weights() or version != self._version:
+            self._prefixes.forget()
+            self.steps.drop()  # graphs hold the old adapters and weights
+        if self.compiled is not None:
+            self.compiled.check()
+        self._version = version
 
     def release(self, places: Sequence[int]) -> None:
         """Forget these places."""
@@ -193,10 +245,6 @@ class Runner:
             self._held[place] = count
             self._settle([place])
         return None
-
-    @cached_property
-    def _blocks(self) -> list[nn.Module]:
-        return blocks_of(self.model)
 
     def _pending(self, context: Context, i: int, most: int | None = None) -> list[int]:
         held = self._held[context.places[i]]
@@ -320,10 +368,7 @@ class Runner:
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep
-        with (
-            self.plan.in_place(ragged),
-            block_states(self._blocks if self.hidden_layers else (), self.hidden_layers) as states,
-        ):
+        with self.replica.exclusive(), feeding(ragged), self._states.gathered() as states:
             output = (compiled or self.model)(
                 input_ids=ids,
                 position_ids=positions,

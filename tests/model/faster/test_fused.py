@@ -63,7 +63,7 @@ def test_one_product_for_all_in_any_order(order: tuple[int, ...], pack: bool) ->
         for i in order:
             check(parts[i], linears[i], x)
         assert counted.calls == times
-    assert parts[0]._group._input is None, "it must not keep what is done with"
+    assert not parts[0]._group._kept, "it must not keep what is done with"
 
 
 @pytest.mark.parametrize("pack", PACKS)
