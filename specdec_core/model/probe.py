@@ -63,8 +63,9 @@ def probe(runner: Runner) -> Probe:
     Raises:
         UnsupportedModel: not even a chain comes out right.
     """
-    reference, windowed = _scratch(runner)
-    scratch = Runner(_scratch(runner)[0])
+    replica, windowed = _scratch(runner)
+    scratch = Runner(replica)
+    reference = replica if scratch.plan.group is None else _scratch(runner)[0]
     name_attention(reference, scratch.plan.as_loaded())
     tree, chain = _faults(scratch, reference.model)
     for simpler in (AttentionPlan.padded, AttentionPlan.as_loaded):

@@ -12,11 +12,13 @@ import functools
 import operator
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -24,7 +26,13 @@ from specdec_core.contract.errors import UnsupportedModel
 
 Mapping = Callable[[nn.Module], nn.Module]
 
-_DICTS = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict)]
+# What a forward reads of a module; other hooks are of training, loading and saving.
+_DICTS = [
+    *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs"),
+    *("_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+]
+_EMPTY: dict[Any, Any] = {}
+_PLAIN = {bool, int, float, str, type(None), list, tuple, set, dict, OrderedDict, torch.dtype, torch.device}
 _COMPILED = "_torchdynamo_orig_callable"  # of what torch.compile gives for a function
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
@@ -109,6 +117,8 @@ class Replica:
             vars(copied).update(state, training=False)
             self._originals[copied] = weakref.ref(module)
             self._seen.append(_Seen(module))
+        configs = {id(value): value for one in originals for value in vars(one).values() if _is_config(value)}
+        self._seen += map(_Seen, configs.values())
         self._check_shared()
 
     def _find(self, module: nn.Module, found: dict[nn.Module, None]) -> None:
@@ -143,15 +153,12 @@ class Replica:
 
 
 class _Seen:
-    """A module as it was when it was copied."""
+    """A module, or a config, as it was when it was copied."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._live, self._kept = vars(module), dict(vars(module))
+    def __init__(self, one: nn.Module | PreTrainedConfig) -> None:
+        self._live, self._kept = vars(one), dict(vars(one))
         parts = [self._live[name] for name in _DICTS if name in self._live]
-        self._parts = [(part, dict(part)) for part in parts]
-        self._parts += [
-            (vars(x), dict(vars(x))) for x in self._kept.values() if isinstance(x, PreTrainedConfig)
-        ]
+        self._parts = [(part, dict(part) if part else _EMPTY) for part in parts]
 
     def is_unchanged(self) -> bool:
         if "training" in self._live:
@@ -162,8 +169,11 @@ class _Seen:
 def _is_same(live: dict[Any, Any], kept: dict[Any, Any]) -> bool:
     if len(live) != len(kept):
         return False
-    names, values = list(live), list(live.values())
-    return all(map(operator.is_, names, kept)) and all(map(operator.is_, values, kept.values()))
+    return not live or all(map(operator.is_, list(live.values()), kept.values()))
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, PreTrainedConfig)
 
 
 def shallow(module: Any) -> Any:
@@ -193,6 +203,8 @@ def _mapped(state: dict[str, Any], mapping: Mapping, memo: dict[int, Any] | None
     """Let what refers to modules refer to their copies; memo: configs are copied too."""
 
     def of(value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
         if isinstance(value, nn.Module):
             return mapping(value)
         if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
@@ -202,7 +214,7 @@ def _mapped(state: dict[str, Any], mapping: Mapping, memo: dict[int, Any] | None
             rebound = functools.partial(of(value.func), *map(of, value.args), **keywords)
             vars(rebound).update((name, of(held)) for name, held in vars(value).items())
             return rebound
-        if memo is not None and isinstance(value, PreTrainedConfig):
+        if memo is not None and _is_config(value):
             return copy.deepcopy(value, memo)
         return value
 
