@@ -83,7 +83,8 @@ class Target:
 
     def _faster(self, model: nn.Module) -> Replica:
         done = optimized(model, self._optimize)
-        self._optimized.append(done)
+        if done.sources:  # others need not be held
+            self._optimized.append(done)
         return done.replica or Replica(unwrap(done.model))
 
     def _compile(self, runner: Runner) -> None:

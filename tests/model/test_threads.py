@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,31 @@ def test_weights_that_are_brought_when_they_are_needed(tmp_path: Path) -> None:
     decoders = [SpecDecoder(spread, drafter="none") for _ in range(2)]
     together(several(3, says(decoders[0], said)), says(decoders[1], said))
     assert spread.model.layers[0].mlp.up_proj.weight.is_meta
+
+
+def test_hooks_of_accelerate_meet_one_thread_at_a_time() -> None:
+    """They may move weights about; what they keep meanwhile is in the hook, which replicas share."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    inside: list[int] = []
+    most = [0]
+
+    class Busy(hooks.ModelHook):  # type: ignore[misc, name-defined]
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            inside.append(1)
+            most[0] = max(most[0], len(inside))
+            time.sleep(0.002)
+            return args, kwargs
+
+        def post_forward(self, module: nn.Module, output: Any) -> Any:
+            inside.pop()
+            return output
+
+    model = tiny_model(fresh=True)
+    hooks.add_hook_to_module(model, Busy())
+    decoders = [SpecDecoder(model, drafter=drafter) for drafter in ("none", "early_exit:layer=1")]
+    said = base(model, PROMPT, NEW)
+    together(says(decoders[0], said), says(decoders[1], said))
+    assert most == [1]
 
 
 # --- decoders are built beside one that runs -------------------------------------------------------
