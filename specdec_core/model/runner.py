@@ -79,6 +79,7 @@ class Runner:
             self.replica, self.model, self.plan = lender.replica, model, lender.plan
         self._version = self.replica.version
         self.chunk, self.max_rows = chunk, max_rows
+        self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
         self._states = BlockStates(())
         self.hidden_layers = tuple(hidden_layers)
         self.cache: SlotCache = SlotCache() if lender is None else lender.cache
@@ -87,7 +88,6 @@ class Runner:
         if capture is Capture.GRAPHS and self.device.type != "cuda":
             capture = Capture.OFF  # a CUDA graph would hold nothing, and replay it
         self.steps = FixedSteps(capture)
-        self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
         self._moves = self.cache.moves
         config = self.model.config.get_text_config(decoder=True)
         head: Any = self.model.get_output_embeddings()
@@ -123,6 +123,8 @@ class Runner:
     def hidden_layers(self, layers: Sequence[int]) -> None:
         self._states.remove()
         self._states = states = BlockStates(layers)
+        if self.compiled is not None:
+            self.compiled.forget()
         if not layers:
             return
         if not self.replica.whole:
@@ -337,7 +339,7 @@ class Runner:
             return self._model_forward(inputs, first, shape, span, ragged)
         with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: no change
             # hooks that gather states are new in every forward, and would be compiled anew
-            model = None if self.hidden_layers else self.compiled
+            model = self.compiled
             return self.steps.run(
                 shape, inputs, lambda x: self._model_forward(x, first, shape, span, compiled=model)
             )
