@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.bench.stand import device_of
-from specdec_core.model.attention import plan_attention, unwrap
+from specdec_core.model.attention import cache_argument, unwrap
 from specdec_core.model.runner import DEFAULT_CHUNK
 
 _ULPS = 2  # of a logit: less than that apart, two logits are the same to the dtype
@@ -43,7 +43,7 @@ class Replayer:
 
     def __init__(self, model: Any) -> None:
         self._model: Any = unwrap(model)
-        self._argument = plan_attention(self._model).cache_argument
+        self._argument = cache_argument(self._model)
         self._device = device_of(self._model)
 
     @torch.no_grad()

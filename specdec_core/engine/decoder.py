@@ -25,7 +25,7 @@ from specdec_core.engine.loop import Round
 from specdec_core.engine.off_thread import off_thread
 from specdec_core.engine.requests import Params, RowMaker
 from specdec_core.engine.session import Inbox, Session, plain_mode
-from specdec_core.engine.target import Target, evaluating
+from specdec_core.engine.target import Target
 from specdec_core.length.adaptive import AdaptiveLength
 from specdec_core.length.costs import CostCurve, RoundCosts
 from specdec_core.length.policy import DraftTokens, FixedLength, LengthPolicy
@@ -111,7 +111,7 @@ class SpecDecoder:
         if not self._auto:
             check_pair(self._verifiers[0], self.drafter.name, self.drafter.capabilities)
         self.tokenizer, self.max_batch, self.draft_tokens = tokenizer, max_batch, draft_tokens
-        with plain_mode(), evaluating([model]):
+        with plain_mode():
             self.target = Target(
                 model,
                 tokenizer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 
@@ -23,7 +23,7 @@ from specdec_core.engine.loop import Round, play
 from specdec_core.engine.memory import Memory
 from specdec_core.engine.requests import RowMaker
 from specdec_core.engine.scheduler import Scheduler
-from specdec_core.engine.target import Target, evaluating
+from specdec_core.engine.target import Target
 from specdec_core.length.policy import LengthPolicy
 from specdec_core.rows.batch import Batch
 from specdec_core.rows.clock import Clock
@@ -134,7 +134,7 @@ class Session:
         self._left: deque[Row] = deque()  # cancelled, as long as somebody plays
         self._handles: dict[int, Handle] = {}  # of rows under way
         self._ended: list[Row] = []  # that nobody was told of yet
-        self._awake: ExitStack | None = None  # what lasts as long as anybody decodes
+        self._awake = False  # whether anybody decodes
         self._closed = False
         self._rounds_out, self._retry = 0, _RETRY_ROUNDS  # rounds without the drafter, and how many to wait
 
@@ -322,18 +322,15 @@ class Session:
     def _over(self, played: Round | None) -> list[Event]:
         """Let who has ended leave, and tell whom it concerns."""
         self._ended += self._scheduler.retire()
-        if self._scheduler.idle and self._awake is not None:
-            self._awake.close()
-            self._awake = None
+        self._awake = not self._scheduler.idle
         ended, self._ended = self._ended, []
         return self._tell(ended, played)
 
     def _wake(self) -> None:
         """Begin to decode, after a time in which nobody did."""
-        if self._awake is not None or self._scheduler.idle:
+        if self._awake or self._scheduler.idle:
             return
-        self._awake = ExitStack()
-        self._awake.enter_context(evaluating(self._target.models))
+        self._awake = True
         self._rounds_out, self._retry = 0, _RETRY_ROUNDS
         self._drafter.renew()
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +20,14 @@ from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.interfaces import CachedModel, Capabilities, Outcome, Rows
 from specdec_core.contract.transfer import on_device
 from specdec_core.model.allowance import Allowance
+from specdec_core.model.attention import unwrap
 from specdec_core.model.faster.compiled import Compiled, keep_on_disk, why_not_compiled
 from specdec_core.model.faster.optimize import NOTHING, Optimization, Optimizations, Optimized, optimized
 from specdec_core.model.graphs import Capture
 from specdec_core.model.layers import final_norm, first_layers, head_of
 from specdec_core.model.prefixes import LEAST
 from specdec_core.model.probe import Probe, probe
+from specdec_core.model.replica import Replica
 from specdec_core.model.runner import DEFAULT_CHUNK, Forward, Runner
 from specdec_core.rows.batch import Batch
 from specdec_core.rows.row import Row
@@ -61,9 +62,8 @@ class Target:
             capture = Capture.GRAPHS if device.type == "cuda" else fixed
         self._optimize, self._optimized = optimize, list[Optimized]()
         self._allowance = Allowance()
-        model = self._faster(model)
         self.runner = Runner(
-            model,
+            self._faster(model),
             chunk=chunk,
             capture=capture,
             reuse_prefixes=reuse_prefixes,
@@ -72,7 +72,6 @@ class Target:
         )
         self._runners = [self.runner]  # that have a cache of their own
         self.model = self.runner.model
-        self.models: list[nn.Module] = [self.model]  # what runs: the drafters' own, too
         self.offline, self.trust_remote_code = offline, trust_remote_code
         self.tokenizer, self.max_rows, self.chunk = tokenizer, max_rows, chunk
         self.config = self.model.config.get_text_config(decoder=True)
@@ -87,10 +86,11 @@ class Target:
         self._last: Forward | None = None
         self._scored: Tensor | None = None  # int64 [B, 1 + n]: the token of each scored index
 
-    def _faster(self, model: nn.Module) -> nn.Module:
+    def _faster(self, model: nn.Module) -> Replica:
         done = optimized(model, self._optimize)
-        self._optimized.append(done)
-        return done.model
+        if done.copied:  # others need not be held
+            self._optimized.append(done)
+        return done.replica or Replica(unwrap(done.model))
 
     def _compile(self, runner: Runner) -> None:
         if self._compiles:
@@ -211,7 +211,8 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Apply the model's own head; see `TargetInfo.head`."""
-        return self._head(hidden)
+        with self.runner.replica.exclusive():
+            return self._head(hidden)
 
     @cached_property
     def _head(self) -> Callable[[Tensor], Tensor]:
@@ -219,7 +220,8 @@ class Target:
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Apply what stands before the head; see `TargetInfo.final_norm`."""
-        return self._final_norm(hidden)
+        with self.runner.replica.exclusive():
+            return self._final_norm(hidden)
 
     @cached_property
     def _final_norm(self) -> Callable[[Tensor], Tensor]:
@@ -231,19 +233,16 @@ class Target:
         Raises:
             UnsupportedModel: its state cannot be rolled back.
         """
-        with evaluating([model]):
-            model = self._faster(model)
-            runner = Runner(
-                model,
-                chunk=self.chunk,
-                capture=self.runner.steps.capture,
-                reuse_prefixes=self.runner.reuses_prefixes,
-                max_rows=self.max_rows,
-                allowance=self._allowance,
-            )
-            runner.trees = probe(runner).trees
-            self._compile(runner)
-        self.models.append(model)
+        runner = Runner(
+            self._faster(model),
+            chunk=self.chunk,
+            capture=self.runner.steps.capture,
+            reuse_prefixes=self.runner.reuses_prefixes,
+            max_rows=self.max_rows,
+            allowance=self._allowance,
+        )
+        runner.trees = probe(runner).trees
+        self._compile(runner)
         self._runners.append(runner)
         return runner
 
@@ -285,20 +284,6 @@ def _scored(batch: Batch, checked: CheckedDraft) -> Tensor:
     last = batch.context.tokens.gather(1, batch.context.lengths.unsqueeze(-1) - 1)
     draft = checked.draft
     return torch.cat([last, draft.tokens.masked_fill(draft.parents == HOLE, -1)], dim=1)
-
-
-@contextmanager
-def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Switch off dropout; who trains a model finds it as it was."""
-    training = [module for model in models for module in model.modules() if module.training]
-    if training:
-        for model in models:
-            model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _with_hidden(outcome: Outcome, forward: Forward) -> Outcome:

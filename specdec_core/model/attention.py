@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ from transformers import PreTrainedModel
 
 from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.model import grouped
-from specdec_core.model.ragged import Ragged, fold
+from specdec_core.model.ragged import fold
+from specdec_core.model.replica import Replica
 
 logger = logging.getLogger("specdec")
 
-_MASKED = {"eager", "sdpa"}  # implementations that take a 4D mask as it is
+_MASKED = {"eager", "sdpa", grouped.NAME}  # implementations that take a 4D mask as it is
 
 _RECURRENT = ("mixer", "mamba", "ssm", "rwkv", "recurrent", "delta")
 
@@ -32,8 +32,8 @@ class AttentionPlan:
     additive: bool  # eager attention adds its mask, it does not apply it
     cache_argument: str
     takes_logits_to_keep: bool
+    attention: str | None = None  # the model's own; None: not all layers have the same one
     group: int | None = None  # query heads to a key-value head, where `grouped` attends; None: it does not
-    configs: tuple[Any, ...] = field(default=(), repr=False)  # that name the attention `grouped` replaces
     takes_ragged: bool = True  # where `grouped` attends, whether blocks may come without padding
 
     @property
@@ -57,10 +57,6 @@ class AttentionPlan:
     def padded(self) -> AttentionPlan:
         """Give the plan of a model that takes rectangles only."""
         return replace(self, takes_ragged=False)
-
-    def in_place(self, ragged: Ragged | None = None) -> AbstractContextManager[None]:
-        """Put our attention in place of the model's own for a while, where we have one for it."""
-        return nullcontext() if self.group is None else grouped.named(self.configs, ragged)
 
     def mask(
         self, masks: dict[int | None, Tensor], dtype: torch.dtype, *, folded: bool = True
@@ -109,30 +105,36 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     return wrapper.get_base_model()  # type: ignore[no-any-return]
 
 
-def plan_attention(model: PreTrainedModel) -> AttentionPlan:
-    """Read a model's layer types, windows and signature; switch FlashAttention to sdpa.
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name the argument of a model's forward that takes the cache."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def plan_attention(replica: Replica) -> AttentionPlan:
+    """Read a model's layer types, windows and signature; switch the replica's FlashAttention to sdpa.
 
     Raises:
         UnsupportedModel: names the layer type that cannot be rolled back, or the attention.
     """
+    model: PreTrainedModel = replica.model
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{config.model_type} is an encoder-decoder model; specdec decodes causal ones"
         )
     windows = _windows(model, config)
-    _use_masked_attention(model)
+    _use_masked_attention(replica)
     parameters = inspect.signature(model.forward).parameters
-    configs = grouped.configs_of(model)
-    if configs:
+    groups = replica.whole and grouped.can_attend(model)
+    if groups:
         grouped.register()
     return AttentionPlan(
         windows=windows,
         additive=config._attn_implementation == "eager",
-        cache_argument="cache" if "cache" in parameters else "past_key_values",
+        cache_argument=cache_argument(model),
         takes_logits_to_keep="logits_to_keep" in parameters,
-        group=grouped.group_size(config) if configs else None,
-        configs=configs,
+        attention=grouped.attention_of(model),
+        group=grouped.group_size(config) if groups else None,
     )
 
 
@@ -169,15 +171,25 @@ def _mixer_name(model: nn.Module) -> str:
     return type(model).__name__
 
 
-def _use_masked_attention(model: PreTrainedModel) -> None:
+def name_attention(replica: Replica, plan: AttentionPlan) -> None:
+    """Let a replica attend as planned."""
+    name = plan.attention if plan.group is None else grouped.NAME
+    if replica.whole and name is not None:
+        replica.change("attention", lambda: grouped.name_attention(replica.model, name))
+
+
+def _use_masked_attention(replica: Replica) -> None:
+    model: PreTrainedModel = replica.model
     chosen = model.config.get_text_config(decoder=True)._attn_implementation
     if chosen in _MASKED:
         return
     try:
-        model.set_attn_implementation("sdpa")
+        if not replica.whole:
+            raise ValueError("its forward was replaced")
+        replica.change("masks", lambda: model.set_attn_implementation("sdpa"))
     except (ValueError, ImportError, AttributeError) as error:
         raise UnsupportedModel(
             f"attention {chosen!r} takes no tree mask and {model.config.model_type} has no sdpa: {error}; "
             "load it with attn_implementation='eager'"
         ) from None
-    logger.warning("attention %r takes no tree mask: the model now uses 'sdpa'", chosen)
+    logger.warning("attention %r takes no tree mask: the decoder uses 'sdpa' in its place", chosen)

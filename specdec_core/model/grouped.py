@@ -6,14 +6,14 @@ axis instead, [B, kv_heads, group * T, D], with the mask repeated: no copy but o
 kernels. The mask comes folded, and additive in the model's dtype, once a forward; a boolean one would be
 turned into such a one by every layer.
 
-A config names this attention only while one of our forwards runs. Whatever it does not treat goes to `sdpa`.
+The configs of a replica name this attention for good. Whatever it does not treat goes to `sdpa`.
 Blocks without padding are attended to here, too: the model feeds their tokens in one row; see `ragged`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,25 +26,35 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specdec_core.model.ragged import Ragged, fold
 
 NAME = "specdec_grouped"
-_FIELD = "_attn_implementation_internal"  # of a config, where it keeps the name
 _UNTREATED = ("softcap", "s_aux", "position_bias", "output_attentions")  # arguments that change the result
 _thread = threading.local()  # `ragged`: of the forward that this thread runs
-_lock = threading.Lock()
-_users: dict[int, tuple[int, str]] = {}  # config -> forwards that run, and what it named before
 
 
-def configs_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """Find the configs in which a model's layers look up their attention, where that is transformers' `sdpa`.
+def attention_of(model: PreTrainedModel) -> str | None:
+    """Name the attention that a model's layers look up in their configs; None: not all of them the same one.
 
-    None for a model that does not ask transformers' interface for its attention.
+    A replica's layers may name ours: it is `sdpa` wherever it is not asked for more.
     """
-    if not getattr(model, "_supports_attention_backend", False):
-        return ()
+    names = {config._attn_implementation for config in _configs(model)}
+    name: str | None = names.pop() if len(names) == 1 else None
+    return "sdpa" if name == NAME else name
+
+
+def can_attend(model: PreTrainedModel) -> bool:
+    """Whether our attention may stand for a model's: it asks transformers' interface for its `sdpa`."""
+    return bool(getattr(model, "_supports_attention_backend", False)) and attention_of(model) == "sdpa"
+
+
+def name_attention(model: PreTrainedModel, name: str) -> None:
+    """Let the configs of a model's layers name an attention, past their checks."""
+    for config in _configs(model):
+        vars(config)["_attn_implementation_internal"] = name
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
     found: list[Any] = [getattr(module, "config", None) for module in model.get_decoder().modules()]
-    named = [config for config in found if getattr(config, "_attn_implementation", None) is not None]
-    if any(config._attn_implementation != "sdpa" for config in named):
-        return ()
-    return tuple({id(config): config for config in named}.values())
+    named = {id(c): c for c in found if getattr(c, "_attn_implementation", None) is not None}
+    return list(named.values())
 
 
 def group_size(config: Any) -> int:
@@ -62,35 +72,13 @@ def register() -> None:
 
 
 @contextmanager
-def named(configs: Sequence[Any], ragged: Ragged | None = None) -> Iterator[None]:
-    """Let configs name this attention for a while; ragged: the block this thread feeds without padding."""
-    with _lock:
-        for config in configs:
-            users, found = _users.get(id(config), (0, config._attn_implementation))
-            if not users:
-                _name(config, NAME)
-            _users[id(config)] = users + 1, found
+def feeding(ragged: Ragged | None) -> Iterator[None]:
+    """Tell this attention of the block without padding that this thread feeds within, if it is one."""
     _thread.ragged = ragged
     try:
         yield
     finally:
         _thread.ragged = None
-        with _lock:  # the last of the threads that are in the midst of the same names it back
-            for config in configs:
-                users, found = _users.pop(id(config))
-                if users > 1:
-                    _users[id(config)] = users - 1, found
-                else:
-                    _name(config, found)
-
-
-def _name(config: Any, attention: str) -> None:
-    """Let a config name an attention, past its checks where that is all there is to do: they take 9 us."""
-    fields = vars(config)
-    if _FIELD in fields and not config.sub_configs:
-        fields[_FIELD] = attention
-    else:
-        config._attn_implementation = attention
 
 
 def grouped_attention(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import MethodType
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from specdec_core.contract.errors import UnsupportedModel
+from specdec_core.model.replica import shallow
 
 
 def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
@@ -44,17 +46,15 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
 def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     """Find final norm, head, scale and soft cap, as the model itself applies them: [..., H] -> [..., V].
 
-    A one-layer copy, made once, runs over dummy ids, one a row; what its layer returns is replaced by the
-    states.
+    A one-layer copy, made once, runs over dummy ids, one a row; its layer is a stub that gives the states.
     """
-    short = first_layers(model, 1)
-    block = blocks_of(short)[0]
+    short, giving = _without_layers(model)
 
     @torch.no_grad()
     def head(hidden: Tensor) -> Tensor:
         flat = hidden.reshape(-1, 1, hidden.shape[-1])
         ids = torch.zeros(flat.shape[:2], dtype=torch.int64, device=hidden.device)
-        with _replaced_output(block, flat):
+        with giving(flat):
             logits: Tensor = short(input_ids=ids, use_cache=False).logits
         return logits.reshape(*hidden.shape[:-1], -1)
 
@@ -64,11 +64,11 @@ def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 def final_norm(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     """Find what the model does between its last layer and its head: [..., H] -> [..., H].
 
-    As a rule that is one module, the final norm. Where it is more, a one-layer copy runs with what its
-    layer returns replaced, as in `head_of`.
+    As a rule that is one module, the final norm. Where it is more, a one-layer copy runs with a stub for a
+    layer, as in `head_of`.
     """
-    short = first_layers(model, 1)
-    decoder, block = short.get_decoder(), blocks_of(short)[0]
+    short, giving = _without_layers(model)
+    decoder = short.get_decoder()
     embedding: Any = model.get_input_embeddings()
     device, width = embedding.weight.device, model.config.get_text_config(decoder=True).hidden_size
 
@@ -76,7 +76,7 @@ def final_norm(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     def whole(hidden: Tensor) -> Tensor:
         flat = hidden.reshape(-1, 1, hidden.shape[-1])
         ids = torch.zeros(flat.shape[:2], dtype=torch.int64, device=device)
-        with _replaced_output(block, flat):
+        with giving(flat):
             states: Tensor = decoder(input_ids=ids, use_cache=False)[0]
         return states.reshape(*hidden.shape[:-1], -1)
 
@@ -90,16 +90,42 @@ def final_norm(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     return whole
 
 
-@contextmanager
-def _replaced_output(block: nn.Module, states: Tensor) -> Iterator[None]:
-    def replace(_: nn.Module, __: Any, output: Any) -> Any:
-        return (states, *output[1:]) if isinstance(output, tuple) else states
+@torch.no_grad()
+def _without_layers(
+    model: PreTrainedModel,
+) -> tuple[PreTrainedModel, Callable[[Tensor], AbstractContextManager[None]]]:
+    """Make a model of one layer, a stub, which gives the states that are set for it.
 
-    handle = block.register_forward_hook(replace)
-    try:
-        yield
-    finally:
-        handle.remove()
+    The stub has all that a real layer has, and returns what it was seen to return: a tensor, or a tuple.
+    """
+    short = first_layers(model, 1)
+    blocks = _list_of_blocks(short)
+    stub: Any = shallow(blocks[0])
+    blocks[0] = stub  # that list is the copy's own
+    seen: list[Any] = []
+    handle = stub.register_forward_hook(lambda _, __, output: seen.append(output))
+    embedding: Any = model.get_input_embeddings()
+    short(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=embedding.weight.device), use_cache=False)
+    handle.remove()
+    behind = seen[0][1:] if isinstance(seen[0], tuple) else None
+    given = threading.local()
+
+    def forward(*_: Any, **__: Any) -> Any:
+        return given.states if behind is None else (given.states, *behind)
+
+    stub.forward = forward
+    for hooks in (stub._forward_hooks, stub._forward_pre_hooks):  # they would change the states again
+        hooks.clear()
+
+    @contextmanager
+    def giving(states: Tensor) -> Iterator[None]:
+        given.states = states
+        try:
+            yield
+        finally:
+            del given.states
+
+    return short, giving
 
 
 def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -108,40 +134,60 @@ def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
     Raises:
         UnsupportedModel: there is none.
     """
+    return list(_list_of_blocks(model))
+
+
+def _list_of_blocks(model: PreTrainedModel) -> nn.ModuleList:
     module: Any = model
     for name in _path_to_blocks(model):
         module = module._modules[name]
-    return list(module)
+    found: nn.ModuleList = module
+    return found
 
 
-@contextmanager
-def block_states(blocks: Sequence[nn.Module], layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Gather what comes out of these layers, 1 the first, in forwards within; 0: what goes into the first.
+class BlockStates:
+    """Gathers what comes out of these layers, 1 the first, in forwards that ask; 0: what goes into the first.
 
-    These are HF's `hidden_states`, but for the last: HF gives that one with the final norm applied.
+    These are HF's `hidden_states`, but for the last: HF gives that one with the final norm applied. The hooks
+    are for a replica's blocks, and installed once; nobody else runs them.
     """
-    states: dict[int, Tensor] = {}
 
-    def after(layer: int) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            states[layer] = output[0] if isinstance(output, tuple) else output
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._found: dict[int, Tensor] | None = None  # of the forward that asks
+        self._handles: list[RemovableHandle] = []
 
-        return hook
+    def install(self, blocks: Sequence[nn.Module]) -> None:
+        """Hook the blocks; hooks of earlier ones are removed."""
+        self.remove()
+        for layer in self.layers:
+            if layer == 0:
+                handle = blocks[0].register_forward_pre_hook(self._before, with_kwargs=True)
+            else:
+                handle = blocks[layer - 1].register_forward_hook(functools.partial(self._after, layer))
+            self._handles.append(handle)
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states[0] = args[0] if args else kwargs["hidden_states"]
+    def remove(self) -> None:
+        """Leave the blocks as they were."""
+        while self._handles:
+            self._handles.pop().remove()
 
-    handles = []
-    for layer in layers:
-        if layer == 0:
-            handles.append(blocks[0].register_forward_pre_hook(before, with_kwargs=True))
-        else:
-            handles.append(blocks[layer - 1].register_forward_hook(after(layer)))
-    try:
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
+    @contextmanager
+    def gathered(self) -> Iterator[dict[int, Tensor]]:
+        """Gather in the forward within: layer -> [B, T, H]."""
+        self._found = {}
+        try:
+            yield self._found
+        finally:
+            self._found = None
+
+    def _after(self, layer: int, _: nn.Module, __: Any, output: Any) -> None:
+        if self._found is not None:
+            self._found[layer] = output[0] if isinstance(output, tuple) else output
+
+    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._found is not None:
+            self._found[0] = args[0] if args else kwargs["hidden_states"]
 
 
 def _path_to_blocks(model: PreTrainedModel) -> list[str]:
@@ -154,17 +200,6 @@ def _path_to_blocks(model: PreTrainedModel) -> list[str]:
         f"{type(model).__name__} has no list of {wanted} layers that could be cut; use a "
         "drafter that does not exit early"
     )
-
-
-def shallow(module: Any) -> Any:
-    """Copy a module, and none of its parts: its dict of children alone is new."""
-    copied = copy.copy(module)
-    copied._modules = dict(module._modules)
-    forward = copied.__dict__.pop("forward", None)  # it would run the original
-    if isinstance(forward, functools.partial) and forward.args == (module,):  # accelerate's way of hooking
-        copied._old_forward = MethodType(type(module).forward, copied)
-        copied.forward = functools.partial(forward.func, copied)
-    return copied
 
 
 def _short_config(config: Any, count: int) -> Any:

@@ -67,9 +67,13 @@ class Prefixes:
         ]
         changed = self._weights not in (None, (weights, adapters))
         if changed:
-            self._tokens.clear()
+            self.forget()
         self._weights = (weights, adapters)
         return changed
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._tokens.clear()
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

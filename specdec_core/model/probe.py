@@ -1,15 +1,14 @@
 """What a model can do: a few tokens in blocks and in plain passes, compared.
 
 Models that take positions from slots (ALiBi) fail a tree; those with a state that is no cache, or a window
-other than their config's, fail a chain too. A probe that raises counts as failed. Windows are made small
-while the probe runs, so that a few tokens reach beyond them.
+other than their config's, fail a chain too. A probe that raises counts as failed. It runs on replicas, whose
+windows are small, so that a few tokens reach beyond them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,8 @@ from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.contract.interfaces import Rows
 from specdec_core.contract.rng import KeyedRng, Purpose
 from specdec_core.contract.sampling_params import SamplingParams
-from specdec_core.model.attention import AttentionPlan
+from specdec_core.model.attention import AttentionPlan, name_attention
+from specdec_core.model.replica import Replica
 from specdec_core.model.runner import Runner
 from specdec_core.rows.context import RoundContext, TokenBuffer
 
@@ -67,18 +67,22 @@ def probe(runner: Runner) -> Probe:
     Raises:
         UnsupportedModel: not even a chain comes out right.
     """
-    with _small_windows(runner.model) as windowed:
-        scratch = Runner(runner.model)
-        tree, chain = _faults(scratch)
-        for simpler in (AttentionPlan.padded, AttentionPlan.as_loaded):
-            if (tree or chain) and scratch.plan.group is not None:
-                scratch.plan, runner.plan = simpler(scratch.plan), simpler(runner.plan)
-                tree, chain = _faults(scratch)
-        if chain and windowed and not _keeps_windows(runner.model):
-            scratch.plan = scratch.plan.without_windows()
-            tree, without = _faults(scratch)
-            if not without:
-                chain, runner.plan = "", runner.plan.without_windows()
+    replica, windowed = _scratch(runner)
+    scratch = Runner(replica)
+    reference = replica if scratch.plan.group is None else _scratch(runner)[0]
+    name_attention(reference, scratch.plan.as_loaded())
+    tree, chain = _faults(scratch, reference.model)
+    for simpler in (AttentionPlan.padded, AttentionPlan.as_loaded):
+        if (tree or chain) and scratch.plan.group is not None:
+            scratch.plan, runner.plan = simpler(scratch.plan), simpler(runner.plan)
+            tree, chain = _faults(scratch, reference.model)
+    if windowed and not runner.replica.whole:
+        chain = chain or "a forward was replaced by one that holds the model itself"
+    elif chain and windowed and not _keeps_windows(runner.model):
+        scratch.plan = scratch.plan.without_windows()
+        tree, without = _faults(scratch, reference.model)
+        if not without:
+            chain, runner.plan = "", runner.plan.without_windows()
     if chain:
         kind = runner.model.config.get_text_config(decoder=True).model_type
         what = "attention, its windows or its state do" if windowed else "attention or its state does"
@@ -90,18 +94,17 @@ def probe(runner: Runner) -> Probe:
     return Probe(trees=not tree, reason=tree)
 
 
-@contextmanager
-def _small_windows(model: nn.Module) -> Iterator[bool]:
-    """Make every window small for a while; yield whether there is one."""
-    configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None)) is not None}
-    windows = [(c, c.sliding_window) for c in configs.values() if getattr(c, "sliding_window", None)]
-    try:
-        for config, _ in windows:
+def _scratch(runner: Runner) -> tuple[Replica, bool]:
+    """Make a replica in which every window is small; say whether there is one."""
+    replica = Replica(runner.model)
+    configs = {
+        id(c): c for part in replica.model.modules() if (c := getattr(part, "config", None)) is not None
+    }
+    windows = [config for config in configs.values() if getattr(config, "sliding_window", None)]
+    if replica.whole:
+        for config in windows:
             config.sliding_window = _WINDOW
-        yield bool(windows)
-    finally:
-        for config, window in windows:
-            config.sliding_window = window
+    return replica, bool(windows)
 
 
 def _keeps_windows(model: nn.Module) -> bool:
@@ -109,10 +112,10 @@ def _keeps_windows(model: nn.Module) -> bool:
     return any(getattr(part, "sliding_window", None) for part in model.modules())
 
 
-def _faults(runner: Runner) -> tuple[str, str]:
-    """Say what is wrong with a tree and with a chain; empty if nothing is."""
+def _faults(runner: Runner, model: Any) -> tuple[str, str]:
+    """Say what is wrong with a tree and with a chain, beside plain passes; empty if nothing is."""
     try:
-        tree, chain, rounding = _deviations(runner)
+        tree, chain, rounding = _deviations(runner, model)
     except Exception as problem:
         raised = f"a block of {len(_TREE) + 1} tokens raised {type(problem).__name__}: {problem}"
         return raised, raised
@@ -132,7 +135,7 @@ def _fault(error: float, limit: float) -> str:
 
 
 @torch.no_grad()
-def _deviations(runner: Runner) -> tuple[float, float, float]:
+def _deviations(runner: Runner, model: Any) -> tuple[float, float, float]:
     """Measure how far a tree, a chain, and a plain pass of another size are off plain causal passes."""
     n = len(_TREE)
     ids = [(7919 * i + 13) % runner.vocab_size for i in range(max(_PROMPTS) + n)]
@@ -143,11 +146,11 @@ def _deviations(runner: Runner) -> tuple[float, float, float]:
     texts = [rows[row].tokens + [nodes[node] for node in path] for row, path in paths]
     width = max(map(len, texts))
     plain = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=runner.device)
-    expected = runner.model(input_ids=plain, use_cache=False).logits.float()
+    expected = model(input_ids=plain, use_cache=False).logits.float()
     start = [length - 1 for length in _PROMPTS]
     after = [expected[0, start[0]], *(expected[i, start[0] + len(paths[i][1])] for i in range(n))]
     chain = expected[n, start[1] : start[1] + n]
-    short = runner.model(input_ids=plain[:1, : _PROMPTS[0]], use_cache=False).logits[0].float()
+    short = model(input_ids=plain[:1, : _PROMPTS[0]], use_cache=False).logits[0].float()
     pairs = (got[0], torch.stack(after)), (got[1, :n], chain), (short, expected[0, : _PROMPTS[0]])
     spread, exact = max(float(expected.std()), 1e-12), runner.dtype in _FLOOR
     tree_off, chain_off, rounding = (_distance(a, b, exact) / spread for a, b in pairs)

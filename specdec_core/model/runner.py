@@ -5,27 +5,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec_core.contract.distributions import BlockLogits
+from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.contract.interfaces import Context, Outcome, Rows
 from specdec_core.contract.transfer import on_device
 from specdec_core.contract.tree import Tree
 from specdec_core.model.allowance import Allowance
-from specdec_core.model.attention import AttentionPlan, context_limit, plan_attention, unwrap
+from specdec_core.model.attention import AttentionPlan, context_limit, name_attention, plan_attention, unwrap
 from specdec_core.model.block import Block
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.faster.compiled import Compiled
 from specdec_core.model.graphs import Capture, FixedSteps, Inputs, Outputs
-from specdec_core.model.layers import block_states, blocks_of
+from specdec_core.model.grouped import feeding
+from specdec_core.model.layers import BlockStates, blocks_of
 from specdec_core.model.layout import Layout, lay_out, lay_out_row
 from specdec_core.model.places import Places
 from specdec_core.model.prefixes import Prefixes
 from specdec_core.model.ragged import Ragged
+from specdec_core.model.replica import Replica
 from specdec_core.model.shapes import VIEW, Shape
 
 DEFAULT_CHUNK = 512
@@ -49,6 +51,7 @@ class Runner:
     pending. What is fed of a draft is forgotten by `keep`, but for the leading accepted nodes.
 
     Args:
+        model: of which a replica runs; or a replica; or, with a lender, modules of the lender's replica.
         chunk: most pending tokens of one forward; longer prompts are fed in chunks first.
         lender: the runner whose cache and first layers this one borrows; it writes only behind what the
             lender holds, and what it wrote is forgotten when the lender next feeds or keeps.
@@ -60,7 +63,7 @@ class Runner:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Replica,
         *,
         chunk: int = DEFAULT_CHUNK,
         capture: Capture = Capture.OFF,
@@ -70,25 +73,30 @@ class Runner:
         max_rows: int | None = None,
         allowance: Allowance | None = None,
     ) -> None:
-        self.model = unwrap(model)
-        self.plan: AttentionPlan = plan_attention(self.model) if lender is None else lender.plan
+        self._lender, self._borrowers = lender, list[Runner]()
+        if lender is None:
+            self.replica = model if isinstance(model, Replica) else Replica(unwrap(model))
+            self.model: Any = self.replica.model
+            self.plan = plan_attention(self.replica)
+        else:
+            lender._borrowers.append(self)
+            self.replica, self.model, self.plan = lender.replica, model, lender.plan
+        self._version = self.replica.version
         self.chunk, self.max_rows = chunk, max_rows
+        self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
+        self._states = BlockStates(())
         self.hidden_layers = tuple(hidden_layers)
         embedding: Any = self.model.get_input_embeddings()
         self.device: torch.device = embedding.weight.device
         if capture is Capture.GRAPHS and self.device.type != "cuda":
             capture = Capture.OFF  # a CUDA graph would hold nothing, and replay it
         self.steps = FixedSteps(capture)
-        self.compiled: Compiled | None = None  # runs in place of the model at fixed shapes
         self._prefixes = Prefixes(self.model)
         allowance, fixed = allowance or Allowance(), capture is not Capture.OFF
         places = Places(self._prefixes, allowance, fixed=fixed, max_rows=max_rows)
         self.places: Places = places if lender is None else lender.places
         self.cache: SlotCache = self.places.cache
         self._moves = self.cache.moves
-        self._lender, self._borrowers = lender, list[Runner]()
-        if lender is not None:
-            lender._borrowers.append(self)
         config = self.model.config.get_text_config(decoder=True)
         head: Any = self.model.get_output_embeddings()
         self._embeddings: int = embedding.weight.shape[0]
@@ -102,6 +110,37 @@ class Runner:
         self._fresh: set[int] = set()  # admitted, and not looked for a known prefix yet
 
     @property
+    def plan(self) -> AttentionPlan:
+        """How masks and the cache are handed over; the replica attends as it says."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: AttentionPlan) -> None:
+        self._plan = plan
+        if self._lender is None:
+            name_attention(self.replica, plan)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose states every forward returns."""
+        return self._states.layers
+
+    @hidden_layers.setter
+    def hidden_layers(self, layers: Sequence[int]) -> None:
+        self._states.remove()
+        self._states = states = BlockStates(layers)
+        if self.compiled is not None:
+            self.compiled.forget()
+        if not layers:
+            return
+        if not self.replica.whole:
+            raise UnsupportedModel(
+                f"the states of {type(self.model).__name__} cannot be gathered: a forward was replaced by "
+                "one that holds the model itself"
+            )
+        self.replica.change("states", lambda: states.install(blocks_of(self.model)))
+
+    @property
     def ragged(self) -> bool:
         """Whether blocks are fed without their padding."""
         return self.plan.ragged and self.steps.capture is Capture.OFF
@@ -113,10 +152,8 @@ class Runner:
 
     def admit(self, rows: Rows, nodes: int) -> None:
         """Reserve room for whole rows and `nodes` drafted nodes behind each."""
-        if not self._held and self._prefixes.check_weights():
-            self.steps.drop()  # graphs hold the old adapters and weights
-        if not self._held and self.compiled is not None:
-            self.compiled.check()
+        if not self._held:
+            self._follow()
         needs: dict[int, int] = {}
         for place, prompt, params in zip(rows.places, rows.prompts, rows.params, strict=True):
             needs[place] = self.slots_for(len(prompt), params.max_new_tokens, nodes)
@@ -129,6 +166,23 @@ class Runner:
         else:
             self.places.widen(needs, most)
         self._settle(rows.places)
+
+    def _follow(self) -> None:
+        """Run the model as it is now; while rows are under way it stays what it was."""
+        version = self.replica.refresh() if self._lender is None else self.replica.version
+        embedding: Any = self.model.get_input_embeddings()
+        now = embedding.weight.device, self.model.dtype, embedding.weight.shape[0]
+        if now != (self.device, self.dtype, self._embeddings):
+            raise UnsupportedModel(
+                "the model was moved, cast or given other embeddings after this decoder was built: build a "
+                "new one"
+            )
+        if self._prefixes.check_weights() or version != self._version:
+            self._prefixes.forget()
+            self.steps.drop()  # graphs hold the old adapters and weights
+        if self.compiled is not None:
+            self.compiled.check()
+        self._version = version
 
     def release(self, places: Sequence[int]) -> None:
         """Forget these places; what their slots hold stays for rows that begin alike."""
@@ -227,10 +281,6 @@ class Runner:
             self._settle([place])
         return None
 
-    @cached_property
-    def _blocks(self) -> list[nn.Module]:
-        return blocks_of(self.model)
-
     def _pending(self, context: Context, i: int, most: int | None = None) -> list[int]:
         held = self._held[context.places[i]]
         return list(context.row_tokens(i)[held : None if most is None else held + most])
@@ -326,7 +376,7 @@ class Runner:
             return self._model_forward(inputs, first, shape, span, ragged)
         with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # -1: no change
             # hooks that gather states are new in every forward, and would be compiled anew
-            model = None if self.hidden_layers else self.compiled
+            model = self.compiled
             return self.steps.run(
                 shape, inputs, lambda x: self._model_forward(x, first, shape, span, compiled=model)
             )
@@ -357,10 +407,7 @@ class Runner:
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep
-        with (
-            self.plan.in_place(ragged),
-            block_states(self._blocks if self.hidden_layers else (), self.hidden_layers) as states,
-        ):
+        with self.replica.exclusive(), feeding(ragged), self._states.gathered() as states:
             output = (compiled or self.model)(
                 input_ids=ids,
                 position_ids=positions,

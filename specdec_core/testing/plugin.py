@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from specdec_core.testing.report import KEY, print_verdicts
+
 KINDS = ("drafter", "verifier")
-KEY = "specdec_contract"
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -133,6 +134,4 @@ def _one_thread() -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say of each drafter and verifier which contracts it keeps."""
     if any(config.getoption(f"specdec_{kind}", None) for kind in KINDS):
-        from specdec_core.testing.report import print_verdicts
-
         print_verdicts(terminalreporter)

@@ -18,10 +18,10 @@ def test_free_memory_is_known_here() -> None:
 def test_a_request_that_never_fits_is_refused_with_both_sizes() -> None:
     """And those beside it are served."""
     model = tiny_llama()
-    decoder = SpecDecoder(model, drafter="none", strict=True, memory=300_000)
+    decoder = SpecDecoder(model, drafter="none", strict=True, memory=100_000)
     with pytest.raises(
         InvalidParameter,
-        match=r"9 tokens with max_new_tokens=490 .* needs \d\.\d\d MB, and 0\.30 MB is there",
+        match=r"9 tokens with max_new_tokens=490 .* needs \d\.\d\d MB, and 0\.10 MB is there",
     ) as caught:
         decoder.generate([ids(5), ids(9)], [greedy(6), greedy(490)])
     results = caught.value.results
@@ -37,7 +37,7 @@ def test_rows_wait_until_they_fit() -> None:
     free = SpecDecoder(model, drafter="none", strict=True)
     most = max(len(done.batch.rows) for done in free.rounds(prompts, greedy(40)))
     decoder = SpecDecoder(
-        model, drafter="none", strict=True, memory=free.target.bytes_after([(60, 40)] * 2, 0) + 2**16
+        model, drafter="none", strict=True, memory=free.target.bytes_after([(60, 40)] * 2, 0) + 4_000
     )
     together = [len(done.batch.rows) for done in decoder.rounds(prompts, greedy(40))]
     assert (most, max(together)) == (5, 2)

@@ -74,10 +74,10 @@ def test_attention_without_masks_is_switched_to_sdpa_and_one_line_says_so(
     model.config._attn_implementation = chosen
     with caplog.at_level(logging.WARNING, "specdec"):
         decoder = check_lossless(model, said)
-    assert model.config._attn_implementation == "sdpa"
-    assert not decoder.target.runner.plan.additive
+    assert model.config._attn_implementation == chosen
+    assert decoder.target.runner.plan.group == 2
     lines = [record.getMessage() for record in caplog.records if record.name == "specdec"]
-    assert lines == [f"attention '{chosen}' takes no tree mask: the model now uses 'sdpa'"]
+    assert lines == [f"attention '{chosen}' takes no tree mask: the decoder uses 'sdpa' in its place"]
 
 
 def test_a_model_that_cannot_be_switched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

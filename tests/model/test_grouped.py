@@ -133,9 +133,11 @@ def test_the_model_is_left_as_it_was_found() -> None:
     decoder = SpecDecoder(model)
     seen = []
     model.model.layers[0].register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
+    own = decoder.target.model.config
     for _ in decoder.rounds([3, 4, 5] * 4, greedy(8)):
         assert model.config._attn_implementation == "sdpa"
-    assert set(seen) == {grouped.NAME}
+    assert set(seen) == {"sdpa"}
+    assert own._attn_implementation == decoder.target.model.config._attn_implementation == grouped.NAME
     hook = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         decoder.generate([1, 2], greedy(2))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
 from specdec_core.engine.target import Target
-from specdec_core.model.layers import block_states, blocks_of, final_norm, first_layers, head_of
+from specdec_core.model.layers import BlockStates, blocks_of, final_norm, first_layers, head_of
+from specdec_core.model.replica import Replica
 
 LAYERS = 4
 IDS = torch.tensor([random_tokens(random.Random(0), 20), random_tokens(random.Random(1), 20)])
@@ -120,17 +121,23 @@ def test_the_head_takes_more_states_than_a_context_has() -> None:
     assert distance(head_of(model)(hidden), own_head(model, hidden)) < ROUNDING
 
 
-def test_states_of_blocks_are_gathered_and_nothing_stays_behind(model: Any) -> None:
-    hidden, hooks = states(model), count_hooks(model)
-    with block_states(blocks_of(model), (0, 2, LAYERS)) as gathered, torch.no_grad():
-        model(input_ids=IDS, use_cache=False)
+def test_states_of_blocks_are_gathered_in_forwards_that_ask(model: Any) -> None:
+    hidden, replica = states(model), Replica(model)
+    hooks, layers = count_hooks(replica.model), BlockStates((0, 2, LAYERS))
+    for _ in range(2):  # once more is once
+        layers.install(blocks_of(replica.model))
+    with torch.no_grad():
+        replica.model(input_ids=IDS, use_cache=False)
+        with layers.gathered() as gathered:
+            assert gathered == {}
+            replica.model(input_ids=IDS, use_cache=False)
+        replica.model(input_ids=96 - IDS, use_cache=False)
     assert sorted(gathered) == [0, 2, LAYERS]
     for layer, state in gathered.items():
         assert distance(state, hidden[layer]) < ROUNDING
-    assert count_hooks(model) == hooks
-    with pytest.raises(RuntimeError), block_states(blocks_of(model), (1,)):
-        raise RuntimeError
-    assert count_hooks(model) == hooks
+    assert count_hooks(replica.model) == hooks + 3
+    layers.remove()
+    assert count_hooks(replica.model) == hooks == count_hooks(model)
 
 
 def count_hooks(model: nn.Module) -> int:

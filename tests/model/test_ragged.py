@@ -80,7 +80,7 @@ def test_trees_of_any_sizes_round_after_round(model: Any, seed: int) -> None:
         both = trees(rng, counts)
         pending = sum(len(text) - runner.held(place) for place, text in members.items())
         made = None if absent == (3,) else Tree.of(both[:, 1])  # beforehand, or not
-        with fed(model) as shapes:
+        with fed(runner.model) as shapes:
             forward = runner.forward(View(members), both[:, 0], both[:, 1], counts=counts, tree=made)
         if runner.plan.ragged:
             assert shapes == [(1, pending + sum(counts))]
@@ -108,7 +108,7 @@ def test_chains_of_any_lengths(name: str) -> None:
     admit(runner, texts, nodes=NODES)
     counts = [0, NODES, 1, 0, 3]
     tokens = torch.tensor([random_tokens(rng, NODES) for _ in texts])
-    with fed(model) as shapes:
+    with fed(runner.model) as shapes:
         logits = runner.forward(View(texts), tokens, None, counts=counts).logits.whole
     assert shapes == [(1, sum(map(len, texts.values())) + sum(counts))]
     for i, text in enumerate(texts.values()):
@@ -122,7 +122,7 @@ def test_a_block_with_hardly_any_padding_stays_a_rectangle(more: int) -> None:
     runner = Runner(model)
     texts = {0: [1, 2, 3], 1: [4, 5, 6, 7, 8][: 3 + more]}
     admit(runner, texts)
-    with fed(model) as shapes:
+    with fed(runner.model) as shapes:
         runner.forward(View(texts), torch.ones((2, 4), dtype=torch.int64))
     assert shapes == [(2, 7 + more)]
 
@@ -133,7 +133,7 @@ def test_fixed_shapes_keep_their_padding(capture: Capture) -> None:
     runner = Runner(model, capture=capture)
     texts = {0: [1, 2, 3, 4], 1: [4]}
     admit(runner, texts)
-    with fed(model) as shapes:
+    with fed(runner.model) as shapes:
         runner.forward(View(texts))
     assert runner.ragged == (capture is Capture.OFF)
     assert shapes == [(1, 5) if runner.ragged else (2, 4)]
@@ -205,22 +205,18 @@ def test_what_is_said_is_that_of_plain_decoding(draft_tokens: Any) -> None:
 
 
 def test_a_thread_does_not_meet_the_block_of_another() -> None:
-    """Configs are shared by threads, and name one attention for all of them, until the last has ended."""
-    model = tiny_model("llama", fresh=True)
-    configs = Runner(model).plan.configs
+    """They may run one model, whose configs name one attention for all of them."""
     ragged = Ragged.of([0, 1], [1, 2], [0, 0], [1, 2], (2, 2, 0), CPU)
     seen: list[Any] = []
 
     def other() -> None:
-        with grouped.named(configs):
+        with grouped.feeding(None):
             seen.append(grouped._thread.ragged)
 
-    with grouped.named(configs, ragged):
+    with grouped.feeding(ragged):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
         assert grouped._thread.ragged is ragged
-        assert model.config._attn_implementation == grouped.NAME
     assert seen == [None]
     assert grouped._thread.ragged is None
-    assert model.config._attn_implementation == "sdpa"

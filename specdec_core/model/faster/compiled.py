@@ -56,8 +56,13 @@ class Compiled:
 
     def check(self) -> None:
         """Forget what was compiled if a module was replaced since; weights may be written at any time."""
-        if self._compiled is not None and self._parts != (parts := list(self.model.modules())):
-            self._parts = parts
+        if self._compiled is not None and self._parts != list(self.model.modules()):
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget what was compiled: something was changed that is not looked at again."""
+        self._parts = list(self.model.modules())
+        if self._compiled is not None:
             self._compiled = self._traced()
 
     @property

@@ -7,6 +7,7 @@ very same tensor.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,28 +31,40 @@ class FusedLinear(Projection):
         return self._group.take(x, self.rows)
 
 
+class _Kept:
+    """A product that was made for all projections, until each has taken its part."""
+
+    def __init__(self, x: Tensor, version: int, output: Tensor) -> None:
+        self.input, self.version, self.output = x, version, output
+        self.taken: set[int] = set()
+
+    def is_for(self, x: Tensor, version: int, start: int) -> bool:
+        return x is self.input and version == self.version and start not in self.taken
+
+
 class _Group:
-    """Remembers a product until each projection has taken its part."""
+    """Remembers, for each thread that runs the model, a product until each projection has taken its part."""
 
     def __init__(self, product: Product, parts: int) -> None:
         self.product, self._parts = product, parts
-        self._input: Tensor | None = None
-        self._version = 0
-        self._output: Tensor | None = None
-        self._taken: set[int] = set()
+        self._kept: dict[int, _Kept] = {}  # by thread
 
     def take(self, x: Tensor, rows: slice) -> Tensor:
-        # Somebody may have written into it meanwhile; what traces for compiling cannot know.
-        version = 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
-        if x is not self._input or version != self._version or rows.start in self._taken:
-            self._input, self._version, self._output = x, version, self.product(x)
-            self._taken.clear()
-        assert self._output is not None
-        part = self._output[..., rows]
-        self._taken.add(rows.start)
-        if len(self._taken) == self._parts:
-            self._input = self._output = None
-        return part
+        # Somebody may have written into it meanwhile; what traces for compiling knows of neither.
+        compiling = torch.compiler.is_compiling()
+        version = 0 if compiling or x.is_inference() else x._version
+        thread = 0 if compiling else threading.get_ident()
+        kept = self._kept.get(thread)
+        if kept is None or not kept.is_for(x, version, rows.start):
+            kept = self._kept[thread] = _Kept(x, version, self.product(x))
+        kept.taken.add(rows.start)
+        if len(kept.taken) == self._parts:
+            del self._kept[thread]
+        return kept.output[..., rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept for the forward under way."""
+        return vars(self) | {"_kept": {}}
 
 
 def groups_of(

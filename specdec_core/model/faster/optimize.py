@@ -17,7 +17,7 @@ from specdec_core.contract.errors import InvalidParameter, UnsupportedModel
 from specdec_core.model.attention import unwrap
 from specdec_core.model.faster.fused import GROUPS, fused, groups_of
 from specdec_core.model.faster.packed import Projection, packed, why_not_packed
-from specdec_core.model.layers import shallow
+from specdec_core.model.replica import Replica
 
 logger = logging.getLogger("specdec")
 
@@ -92,6 +92,7 @@ class Optimized:
 
     model: nn.Module
     copied: list[_Copied] = field(default_factory=list)
+    replica: Replica | None = None  # whose modules these are, where they are not the model's own
 
     def check(self) -> None:
         """Insist that the copies are still true.
@@ -136,7 +137,7 @@ def optimized(model: nn.Module, wanted: Optimizations, *, in_place: bool = False
 
     Args:
         in_place: change the model itself, so that each weight is there only once: for one that nobody else
-            holds. Else the result shares all but the layers in question, whose weights are copied.
+            holds. Else a replica of it is, and the weights of the layers in question are copied.
     """
     base: Any = unwrap(model)
     embedding = base.get_input_embeddings()
@@ -149,14 +150,31 @@ def optimized(model: nn.Module, wanted: Optimizations, *, in_place: bool = False
     if not units or (wanted.left_to_us and not any(unit.pack for unit in units)):  # fusing alone gains little
         return Optimized(model)
     _tell_the_wait(units)
-    copied: list[_Copied] = []
-    if not in_place:
-        copied = [_Copied(parent, name) for unit in units for parent, name in unit.places]
-        base = _branched(base, {id(parent) for unit in units for parent, _ in unit.places}, {})
-        units, _ = _units(base, parts)
+    if in_place:
+        for unit in units:
+            unit.replace()
+        return Optimized(model)
+    return _optimized_replica(base, parts)
+
+
+def _optimized_replica(model: Any, parts: Set[Optimization]) -> Optimized:
+    replica = Replica(model)
+    units, _ = _units(replica.model, parts)
+    sources, places = [], []
     for unit in units:
-        unit.replace()
-    return Optimized(model if in_place else base, copied)
+        # Parts of a module that runs the original are the model's own.
+        found = [replica.original(parent) for parent, _ in unit.places]
+        parents = [parent for parent in found if parent is not None]
+        if len(parents) == len(found):
+            sources += [_Copied(parent, name) for parent, (_, name) in zip(parents, unit.places, strict=True)]
+            places += unit.replace()
+
+    def put() -> None:
+        for parent, name, made in places:
+            parent._modules[name] = made
+
+    replica.change("optimize", put)
+    return Optimized(replica.model, sources, replica)
 
 
 @dataclass(eq=False)
@@ -171,7 +189,8 @@ class _Unit:
     def linears(self) -> list[nn.Linear]:
         return [parent._modules[name] for parent, name in self.places]  # type: ignore[misc]
 
-    def replace(self) -> None:
+    def replace(self) -> list[tuple[nn.Module, str, nn.Module]]:
+        """Put others in their place; give parents, names, and what stands there now."""
         made: list[Any]
         if len(self.places) > 1:
             made = list(fused(self.linears, pack=self.pack))
@@ -179,6 +198,7 @@ class _Unit:
             made = [packed(self.linears[0], keep=self.keep)]
         for (parent, name), module in zip(self.places, made, strict=True):
             parent._modules[name] = module
+        return [(*place, module) for place, module in zip(self.places, made, strict=True)]
 
 
 def _units(model: Any, parts: Set[Optimization]) -> tuple[list[_Unit], str]:
@@ -238,24 +258,6 @@ def _is_plain(module: nn.Module) -> bool:
     pair: tuple[Tensor | None, ...] = (module.weight, module.bias)
     tensors = [x for x in pair if x is not None]
     return all(type(x.data) is Tensor and x.layout is torch.strided and not x.is_meta for x in tensors)
-
-
-def _branched(module: nn.Module, wanted: Set[int], made: dict[int, nn.Module]) -> nn.Module:
-    """Copy the modules that are wanted, and those above them; all others are shared."""
-    if id(module) not in made:
-        children = {
-            name: _branched(child, wanted, made)
-            for name, child in module._modules.items()
-            if child is not None
-        }
-        copied = module
-        if id(module) in wanted or any(
-            module._modules[name] is not child for name, child in children.items()
-        ):
-            copied = shallow(module)
-            copied._modules.update(children)
-        made[id(module)] = copied
-    return made[id(module)]
 
 
 def _tell_what_is_left(units: list[_Unit], parts: Set[Optimization], reason: str) -> None:

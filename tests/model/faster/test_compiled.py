@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import known
+from harness import ROUNDING, View, admit, distance, known
 from support import ScriptedDrafter, base, greedy, planted
 from tiny import tiny_model
 
@@ -19,6 +19,8 @@ from specdec_core.engine import target as target_module
 from specdec_core.model.faster import compiled as module
 from specdec_core.model.faster.compiled import Compiled, keep_on_disk, why_not_compiled
 from specdec_core.model.faster.packed import why_not_packed
+from specdec_core.model.graphs import Capture
+from specdec_core.model.runner import Runner
 
 PROMPT = [3, 4, 5, 6] * 4
 
@@ -102,6 +104,29 @@ def test_packed_weights_are_traced_as_one_call_each(monkeypatch: pytest.MonkeyPa
     layers = model.config.num_hidden_layers
     assert sum("packed_linear" in call for call in calls) == 4 * layers + 1  # qkv, o, gate and up, down; head
     assert not any(call.endswith("linear") and "packed" not in call for call in calls)
+
+
+@pytest.mark.filterwarnings("default")
+def test_states_are_gathered_in_compiled_forwards_too() -> None:
+    """Hooks are there once, and traced; other layers are another graph."""
+    model = tiny_model("llama", layers=3)
+    plain, fast = Runner(model), Runner(model, capture=Capture.FIXED)
+    fast.compiled = Compiled(fast.model, backend="eager")
+    counters, known_graphs = torch._dynamo.utils.counters, module._graphs()
+    breaks, text = sum(counters["graph_break"].values()), [3, 4, 5] * 4
+    for runner in (plain, fast):
+        admit(runner, {0: text})
+    for layers in ((0, 2), (1, 3)):
+        plain.hidden_layers = fast.hidden_layers = layers
+        for token in (5, 7, 9):
+            expected, found = (runner.forward(View({0: text})) for runner in (plain, fast))
+            assert distance(found.logits.whole, expected.logits.whole) < ROUNDING
+            for layer in layers:
+                assert distance(found.hidden[layer][:, -1], expected.hidden[layer][:, -1]) < ROUNDING
+            text.append(token)
+    assert fast.compiled.works
+    assert module._graphs() - known_graphs == 2
+    assert sum(counters["graph_break"].values()) == breaks
 
 
 class Scaled(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 
 import pytest
@@ -63,7 +64,7 @@ def test_one_product_for_all_in_any_order(order: tuple[int, ...], pack: bool) ->
         for i in order:
             check(parts[i], linears[i], x)
         assert counted.calls == times
-    assert parts[0]._group._input is None, "it must not keep what is done with"
+    assert not parts[0]._group._kept, "it must not keep what is done with"
 
 
 @pytest.mark.parametrize("pack", PACKS)
@@ -110,3 +111,17 @@ def test_inference_mode() -> None:
         x = inputs()
         for part, layer in zip(parts, linears, strict=True):
             check(part, layer, x)
+
+
+def test_threads_keep_what_they_multiplied_apart() -> None:
+    """They may run one model at once, their calls in any order."""
+    linears = layers()
+    parts = fused(linears, pack=False)
+    counted = Counted(parts)
+    given = inputs(1), inputs(2)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for part, layer in zip(parts, linears, strict=True):
+            for thread, x in zip((one, other), given, strict=True):
+                thread.submit(check, part, layer, x).result()
+    assert counted.calls == 2
+    assert not parts[0]._group._kept
