@@ -12,6 +12,7 @@ from operator import attrgetter
 from specdec_core.checks.guard import GuardedDrafter
 from specdec_core.contract.errors import DrafterError
 from specdec_core.contract.interfaces import Rows
+from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.engine.memory import Memory
 from specdec_core.engine.target import Target
 from specdec_core.rows.batch import Batch
@@ -202,8 +203,14 @@ def _beginning(rows: Sequence[Row]) -> Rows:
         ids=tuple(row.id for row in rows),
         places=tuple(row.place for row in rows),
         prompts=tuple(tuple(row.tokens) for row in rows),
-        params=tuple(row.params for row in rows),
+        params=tuple(_left(row) for row in rows),
     )
+
+
+def _left(row: Row) -> SamplingParams:
+    """Give a row's params, with as many new tokens as it may still say behind that prompt."""
+    said = len(row.tokens) - len(row.prompt)
+    return row.params.replace(max_new_tokens=row.params.max_new_tokens - said) if said else row.params
 
 
 def _bucket(pending: int) -> int:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.model import grouped
-from specdec_core.model.ragged import fold
+from specdec_core.model.layout import fold
 from specdec_core.model.replica import Replica
 
 logger = logging.getLogger("specdec")

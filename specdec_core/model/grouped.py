@@ -23,7 +23,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specdec_core.model.ragged import Ragged, fold
+from specdec_core.model.layout import fold
+from specdec_core.model.ragged import Ragged
 
 NAME = "specdec_grouped"
 _UNTREATED = ("softcap", "s_aux", "position_bias", "output_attentions")  # arguments that change the result

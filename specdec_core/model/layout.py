@@ -89,3 +89,8 @@ def lay_out(
             mask = seen & (near | ~real.unsqueeze(-1))
         masks[window] = mask.unsqueeze(1)
     return Layout(positions, slots, masks)
+
+
+def fold(mask: Tensor, group: int) -> Tensor:
+    """Repeat a mask [B, 1, T, S] for the query heads of a group; one row stands for all of them."""
+    return mask if group == 1 or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)

@@ -165,13 +165,13 @@ def _block(runner: Runner, rows: list[_Row], nodes: list[int]) -> Tensor:
     buffer = TokenBuffer(runner.device)
     # One token is pending, and three: enough padding for a runner to leave it out.
     starts = [_Row(row.place, row.tokens[: -1 - 2 * i]) for i, row in enumerate(rows)]
-    runner.forward(RoundContext(starts, buffer, rng))
+    runner.forward(RoundContext(starts, buffer, lambda: rng))
     n = len(nodes)
     parents = torch.tensor([_TREE, _CHAIN], device=runner.device)
     tokens = torch.tensor([nodes, nodes], device=runner.device)
     counts = [n - row.count(HOLE) for row in (_TREE, _CHAIN)]
     return runner.forward(
-        RoundContext(rows, buffer, rng), tokens, parents, counts=counts
+        RoundContext(rows, buffer, lambda: rng), tokens, parents, counts=counts
     ).logits.whole.float()
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.contract.transfer import on_device
+from specdec_core.model.layout import fold
 
 _OWN = 4  # columns of a rectangle that take as long as calling attention once more
 
@@ -133,11 +134,6 @@ class Ragged:
         own = [fold(part.mask_of(entries), group) for part in self.parts]
         self._masks.append((mask, own))
         return own
-
-
-def fold(mask: Tensor, group: int) -> Tensor:
-    """Repeat a mask [B, 1, T, S] for the query heads of a group; one row stands for all of them."""
-    return mask if group == 1 or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
 
 
 @dataclass(frozen=True, slots=True)

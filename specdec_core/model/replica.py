@@ -61,6 +61,8 @@ class Replica:
         self._lock = _locks.setdefault(model, threading.RLock()) if hooked else None
         if self._lock is not None:
             _locks[self.model] = self._lock
+        # What one thread at a time may do with this model, of all those that have a replica of it.
+        self.exclusive: AbstractContextManager[object] = nullcontext() if self._lock is None else self._lock
 
     @property
     def whole(self) -> bool:
@@ -76,10 +78,6 @@ class Replica:
         """Change the copies, now and whenever they are made anew; one of the same name is replaced."""
         change()
         self._changes[what] = change
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Enter what one thread at a time may do with this model, of all those that have a replica of it."""
-        return nullcontext() if self._lock is None else self._lock
 
     def refresh(self) -> int:
         """Follow what was changed in the model: modules, hooks, attributes, tensors that were replaced.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,9 @@ class Runner:
         self._plan = plan
         if self._lender is None:
             name_attention(self.replica, plan)
+
+    def _gathered(self) -> AbstractContextManager[dict[int, Tensor]]:
+        return self._states.gathered() if self._states.layers else nullcontext({})
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -407,7 +411,7 @@ class Runner:
         arguments: dict[str, object] = {self.plan.cache_argument: self.cache}
         if self.plan.takes_logits_to_keep:
             arguments["logits_to_keep"] = keep
-        with self.replica.exclusive(), feeding(ragged), self._states.gathered() as states:
+        with self.replica.exclusive, feeding(ragged), self._gathered() as states:
             output = (compiled or self.model)(
                 input_ids=ids,
                 position_ids=positions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from specdec_core.contract.rng import KeyedRng, Purpose
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.contract.tree import Tree
 from specdec_core.rows.clock import Clock
-from specdec_core.rows.context import RoundContext, TokenBuffer
+from specdec_core.rows.context import LaterRng, RoundContext, TokenBuffer
 from specdec_core.rows.row import Row
 from specdec_core.sampling.history import History, node_paths
 from specdec_core.sampling.logprobs import measure, read
@@ -58,7 +59,7 @@ class Batch:
     @cached_property
     def context(self) -> RoundContext:
         """What drafters see; valid until `commit`."""
-        return RoundContext(self.rows, self.buffer, self._rng(Purpose.DRAFT, self.drafter_name))
+        return RoundContext(self.rows, self.buffer, lambda: self._rng(Purpose.DRAFT, self.drafter_name))
 
     def distributions(self, checked: CheckedDraft, logits: BlockLogits) -> TargetDistributions:
         """Make p after the last pending token and after every node."""
@@ -86,7 +87,7 @@ class Batch:
     @cached_property
     def rng(self) -> KeyedRng:
         """The verifier's randomness; the keys are those of the start of the round."""
-        return self._rng(Purpose.VERIFY, "")
+        return cast("KeyedRng", LaterRng(lambda: self._rng(Purpose.VERIFY, "")))
 
     def commit(
         self, checked: CheckedDraft, verdict: CheckedVerdict, logits: BlockLogits

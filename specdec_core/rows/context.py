@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -99,11 +99,26 @@ class ContextRow(Protocol):
         """End this row, and no other, with an error."""
 
 
+class LaterRng:
+    """A generator that is made when something is drawn: most greedy rounds draw nothing."""
+
+    def __init__(self, make: Callable[[], KeyedRng]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        made = self._make()
+        for method in ("bernoulli", "categorical", "target_draw", "child", "for_rows"):
+            setattr(self, method, getattr(made, method))
+        return getattr(made, name)
+
+
 class RoundContext:
     """`Context` of the rows of one round; valid until they commit."""
 
-    def __init__(self, members: Sequence[ContextRow], buffer: TokenBuffer, rng: KeyedRng) -> None:
-        self._members, self._buffer, self.rng = members, buffer, rng
+    def __init__(
+        self, members: Sequence[ContextRow], buffer: TokenBuffer, rng: Callable[[], KeyedRng]
+    ) -> None:
+        self._members, self._buffer, self._make_rng = members, buffer, rng
         self.rows = tuple(row.id for row in members)
         self.places = tuple(row.place for row in members)
         self.params = tuple(row.params for row in members)
@@ -112,6 +127,10 @@ class RoundContext:
     @property
     def device(self) -> torch.device:
         return self._buffer.device
+
+    @cached_property
+    def rng(self) -> KeyedRng:
+        return self._make_rng()
 
     def row_tokens(self, i: int) -> Sequence[int]:
         return ReadOnly(self._members[i].tokens)
@@ -149,7 +168,7 @@ class RoundContext:
         return constrained(each, each, history).squeeze(1)
 
     def for_rows(self, index: Sequence[int]) -> RoundContext:
-        return RoundContext([self._members[i] for i in index], self._buffer, self.rng.for_rows(index))
+        return RoundContext([self._members[i] for i in index], self._buffer, lambda: self.rng.for_rows(index))
 
     def for_member(self, name: str) -> RoundContext:
-        return RoundContext(self._members, self._buffer, self.rng.child(name))
+        return RoundContext(self._members, self._buffer, lambda: self.rng.child(name))

@@ -18,8 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec_core import SpecDecoder
 from specdec_core.model import grouped
+from specdec_core.model.layout import fold
 from specdec_core.model.probe import probe
-from specdec_core.model.ragged import fold
 from specdec_core.model.runner import Runner
 
 # (architecture, window): grouped heads, alone and under windows, with and without scales of their own
