@@ -211,7 +211,7 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Apply the model's own head; see `TargetInfo.head`."""
-        with self.runner.replica.exclusive():
+        with self.runner.replica.exclusive:
             return self._head(hidden)
 
     @cached_property
@@ -220,7 +220,7 @@ class Target:
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Apply what stands before the head; see `TargetInfo.final_norm`."""
-        with self.runner.replica.exclusive():
+        with self.runner.replica.exclusive:
             return self._final_norm(hidden)
 
     @cached_property
