@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from torch import nn
 
 from specdec_core.checks.guard import GuardedDrafter
+from specdec_core.contract.blame import blaming, described
 from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import (
     IncompatiblePair,
@@ -329,14 +330,11 @@ class SpecDecoder:
         return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
 
     def _bind(self) -> None:
-        try:
+        def fault(error: BaseException) -> PluginError:
+            return PluginError(f"drafter {self.drafter.name!r}: bind raised {described(error)}")
+
+        with blaming(fault):
             self.drafter.bind(self.target)
-        except SpecdecError:
-            raise
-        except Exception as error:  # a plugin may raise anything: name it
-            raise PluginError(
-                f"drafter {self.drafter.name!r}: bind raised {type(error).__name__}: {error}"
-            ) from error
 
     def _check_trees(self) -> None:
         probed = self.target.probed
