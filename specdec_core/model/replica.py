@@ -24,8 +24,6 @@ from transformers import PreTrainedConfig
 
 from specdec_core.contract.errors import UnsupportedModel
 
-Mapping = Callable[[nn.Module], nn.Module]
-
 # What a forward reads of a module; other hooks are of training, loading and saving.
 _DICTS = [
     *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs"),
@@ -33,6 +31,7 @@ _DICTS = [
 ]
 _EMPTY: dict[Any, Any] = {}
 _PLAIN = {bool, int, float, str, type(None), list, tuple, set, dict, OrderedDict, torch.dtype, torch.device}
+_ORIGINAL = "_orig_mod"  # what is below a module that torch.compile made
 _COMPILED = "_torchdynamo_orig_callable"  # of what torch.compile gives for a function
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
@@ -48,19 +47,16 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        model = model._modules.get(_ORIGINAL) or model
         self._root = weakref.ref(model)  # whoever drops a model need not know of its decoders
         self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
         self._originals: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]]
         self._originals = weakref.WeakKeyDictionary()
         self._changes: dict[str, Callable[[], object]] = {}
         self.version = 0  # how often it was made anew
+        self._stale = False  # it could not be
         self._make(model)
         self.model: Any = self._copies[model]
-        # What accelerate's hooks keep while a model runs is shared.
-        hooked = any("_hf_hook" in vars(module) for module in model.modules())
-        self._lock = _locks.setdefault(model, threading.RLock()) if hooked else None
-        if self._lock is not None:
-            _locks[self.model] = self._lock
 
     @property
     def whole(self) -> bool:
@@ -96,10 +92,12 @@ class Replica:
         model = self._root()
         if model is None:
             self._seen.clear()
-        elif not all(seen.is_unchanged() for seen in self._seen):
+        elif self._stale or not all(seen.is_unchanged() for seen in self._seen):
+            self._stale = True
             self._make(model)
             for change in self._changes.values():
                 change()
+            self._stale = False
             self.version += 1
         self._check_shared()
         return self.version
@@ -111,26 +109,29 @@ class Replica:
         originals: dict[nn.Module, None] = {}
         self._find(model, originals)
         for module in originals:
+            self._seen.append(_Seen(module))  # first: another thread may be about to change it
             copied = self._copies[module]
             state = _mapped(_own_state(module), lambda one: self._copies.get(one, one), memo)
             vars(copied).clear()
             vars(copied).update(state, training=False)
             self._originals[copied] = weakref.ref(module)
-            self._seen.append(_Seen(module))
-        configs = {id(value): value for one in originals for value in vars(one).values() if _is_config(value)}
-        self._seen += map(_Seen, configs.values())
+        held = [value for module in originals for value in list(vars(module).values())]
+        self._seen += map(_Seen, {id(value): value for value in held if _is_config(value)}.values())
+        # What accelerate's hooks keep while a model runs is shared.
+        hooked = any("_hf_hook" in vars(module) for module in model.modules())
+        self._lock = _locks.setdefault(model, threading.RLock()) if hooked else None
+        if self._lock is not None:
+            _locks[self._copies[model]] = self._lock
         self._check_shared()
 
     def _find(self, module: nn.Module, found: dict[nn.Module, None]) -> None:
         """Find all modules that can be copied, and have an object for each copy."""
         if module in found:
             return
-        compiled = module._modules.get(
-            "_orig_mod"
-        )  # by torch.compile: what is below it is copied in its place
-        if compiled is not None:
-            self._find(compiled, found)
-            self._copies[module] = self._copies[compiled]
+        original = module._modules.get(_ORIGINAL)
+        if original is not None:
+            self._find(original, found)
+            self._copies[module] = self._copies[original]
         elif _runs_the_original(module):
             self._copies[module] = module
             self._shared.append(module)
@@ -139,7 +140,7 @@ class Replica:
             known = self._copies.get(module)
             if known is None or known is module or type(known) is not type(module):
                 self._copies[module] = object.__new__(type(module))
-            for child in module._modules.values():
+            for child in list(module._modules.values()):
                 if child is not None:
                     self._find(child, found)
 
@@ -199,7 +200,9 @@ def _own_state(module: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _mapped(state: dict[str, Any], mapping: Mapping, memo: dict[int, Any] | None) -> dict[str, Any]:
+def _mapped(
+    state: dict[str, Any], mapping: Callable[[nn.Module], nn.Module], memo: dict[int, Any] | None
+) -> dict[str, Any]:
     """Let what refers to modules refer to their copies; memo: configs are copied too."""
 
     def of(value: Any) -> Any:

@@ -260,6 +260,18 @@ def test_nothing_is_made_anew_where_nothing_was_changed() -> None:
     assert replica.refresh() == replica.refresh() == 1
 
 
+def test_a_change_that_could_not_be_made_is_tried_again() -> None:
+    """Else a copy without our attention would be taken for the one that has it."""
+    model, fails = fresh(), []
+    replica = Replica(model)
+    replica.change("one", lambda: fails and fails.pop().nothing)
+    model.model.norm.note = "new"
+    fails.append(model)
+    with pytest.raises(AttributeError, match="nothing"):
+        replica.refresh()
+    assert replica.refresh() == replica.refresh() == 1
+
+
 # --- forwards that hang on a module ----------------------------------------------------------------
 
 
