@@ -56,7 +56,8 @@ class Replica:
         self.version = 0  # how often it was made anew
         self._stale = False  # it could not be
         self._make(model)
-        self.model: Any = self._copies[model]
+        self.model: Any = self._copy_of(model)
+        self._shared_at_first = self._shared
 
     @property
     def whole(self) -> bool:
@@ -87,7 +88,7 @@ class Replica:
             The version, another one if anything had changed.
 
         Raises:
-            UnsupportedModel: a shared module is in training mode.
+            UnsupportedModel: a shared module is in training mode, or was none before.
         """
         model = self._root()
         if model is None:
@@ -95,6 +96,7 @@ class Replica:
         elif self._stale or not all(seen.is_unchanged() for seen in self._seen):
             self._stale = True
             self._make(model)
+            self._check_kind(model)
             for change in self._changes.values():
                 change()
             self._stale = False
@@ -103,7 +105,7 @@ class Replica:
         return self.version
 
     def _make(self, model: nn.Module) -> None:
-        self._shared: list[nn.Module] = []
+        self._shared: dict[nn.Module, None] = {}
         self._seen: list[_Seen] = []
         memo: dict[int, Any] = {}  # of configs
         originals: dict[nn.Module, None] = {}
@@ -111,7 +113,7 @@ class Replica:
         for module in originals:
             self._seen.append(_Seen(module))  # first: another thread may be about to change it
             copied = self._copies[module]
-            state = _mapped(_own_state(module), lambda one: self._copies.get(one, one), memo)
+            state = _mapped(_own_state(module), self._copy_of, memo)
             vars(copied).clear()
             vars(copied).update(state, training=False)
             self._originals[copied] = weakref.ref(module)
@@ -121,8 +123,11 @@ class Replica:
         hooked = any("_hf_hook" in vars(module) for module in model.modules())
         self._lock = _locks.setdefault(model, threading.RLock()) if hooked else None
         if self._lock is not None:
-            _locks[self._copies[model]] = self._lock
+            _locks[self._copy_of(model)] = self._lock
         self._check_shared()
+
+    def _copy_of(self, module: nn.Module) -> nn.Module:
+        return module if module in self._shared else self._copies.get(module, module)
 
     def _find(self, module: nn.Module, found: dict[nn.Module, None]) -> None:
         """Find all modules that can be copied, and have an object for each copy."""
@@ -131,18 +136,25 @@ class Replica:
         original = module._modules.get(_ORIGINAL)
         if original is not None:
             self._find(original, found)
-            self._copies[module] = self._copies[original]
+            self._copies[module] = self._copy_of(original)
         elif _runs_the_original(module):
-            self._copies[module] = module
-            self._shared.append(module)
+            self._shared[module] = None
         else:
             found[module] = None
             known = self._copies.get(module)
-            if known is None or known is module or type(known) is not type(module):
+            if type(known) is not type(module):
                 self._copies[module] = object.__new__(type(module))
             for child in list(module._modules.values()):
                 if child is not None:
                     self._find(child, found)
+
+    def _check_kind(self, model: nn.Module) -> None:
+        """Insist that what was planned for a whole replica, or a part of one, is still for the same."""
+        if self._copy_of(model) is not self.model or self._shared != self._shared_at_first:
+            raise UnsupportedModel(
+                f"a forward of {type(model).__name__} was replaced, after the decoder was built, by one that "
+                "holds the module itself (or that one is gone): build a new decoder"
+            )
 
     def _check_shared(self) -> None:
         for module in self._shared:

@@ -330,6 +330,23 @@ def test_a_forward_that_was_hung_on_the_model_runs(hang: Callable[[Any], None]) 
     assert base(model, PROMPT, NEW) != base(fresh(), PROMPT, NEW)
 
 
+@pytest.mark.parametrize("hang", HUNG)
+def test_a_forward_that_is_hung_on_the_model_later_runs_or_is_told(hang: Callable[[Any], None]) -> None:
+    """What would run the original was no part of what a decoder checked; it goes on when that is gone."""
+    model = fresh()
+    decoder = SpecDecoder(model)
+    before = check(decoder, model)
+    hang(model)
+    if hang is bound:
+        assert check(decoder, model) != before
+    else:
+        for _ in range(2):
+            with pytest.raises(UnsupportedModel, match="a forward of LlamaForCausalLM was replaced, after"):
+                decoder.generate(PROMPT, greedy(2))
+    vars(model).pop("forward", None)
+    assert check(decoder, model) == before
+
+
 @pytest.mark.parametrize("hang", HUNG[1:])
 def test_what_cannot_be_done_with_the_model_itself_is_refused(hang: Callable[[Any], None]) -> None:
     """Training mode is its owner's, its windows cannot be made small, hooks would be seen by all."""
