@@ -24,8 +24,6 @@ from transformers import PreTrainedConfig
 
 from specdec_core.contract.errors import UnsupportedModel
 
-Mapping = Callable[[nn.Module], nn.Module]
-
 # What a forward reads of a module; other hooks are of training, loading and saving.
 _DICTS = [
     *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs"),
@@ -33,6 +31,7 @@ _DICTS = [
 ]
 _EMPTY: dict[Any, Any] = {}
 _PLAIN = {bool, int, float, str, type(None), list, tuple, set, dict, OrderedDict, torch.dtype, torch.device}
+_ORIGINAL = "_orig_mod"  # what is below a module that torch.compile made
 _COMPILED = "_torchdynamo_orig_callable"  # of what torch.compile gives for a function
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
@@ -48,21 +47,17 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        model = model._modules.get(_ORIGINAL) or model
         self._root = weakref.ref(model)  # whoever drops a model need not know of its decoders
         self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
         self._originals: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]]
         self._originals = weakref.WeakKeyDictionary()
         self._changes: dict[str, Callable[[], object]] = {}
         self.version = 0  # how often it was made anew
+        self._stale = False  # it could not be
         self._make(model)
-        self.model: Any = self._copies[model]
-        # What accelerate's hooks keep while a model runs is shared.
-        hooked = any("_hf_hook" in vars(module) for module in model.modules())
-        self._lock = _locks.setdefault(model, threading.RLock()) if hooked else None
-        if self._lock is not None:
-            _locks[self.model] = self._lock
-        # What one thread at a time may do with this model, of all those that have a replica of it.
-        self.exclusive: AbstractContextManager[object] = nullcontext() if self._lock is None else self._lock
+        self.model: Any = self._copy_of(model)
+        self._shared_at_first = self._shared
 
     @property
     def whole(self) -> bool:
@@ -89,57 +84,74 @@ class Replica:
             The version, another one if anything had changed.
 
         Raises:
-            UnsupportedModel: a shared module is in training mode.
+            UnsupportedModel: a shared module is in training mode, or was none before.
         """
         model = self._root()
         if model is None:
             self._seen.clear()
-        elif not all(seen.is_unchanged() for seen in self._seen):
+        elif self._stale or not all(seen.is_unchanged() for seen in self._seen):
+            self._stale = True
             self._make(model)
+            self._check_kind(model)
             for change in self._changes.values():
                 change()
+            self._stale = False
             self.version += 1
         self._check_shared()
         return self.version
 
     def _make(self, model: nn.Module) -> None:
-        self._shared: list[nn.Module] = []
+        self._shared: dict[nn.Module, None] = {}
         self._seen: list[_Seen] = []
         memo: dict[int, Any] = {}  # of configs
         originals: dict[nn.Module, None] = {}
         self._find(model, originals)
         for module in originals:
+            self._seen.append(_Seen(module))  # first: another thread may be about to change it
             copied = self._copies[module]
-            state = _mapped(_own_state(module), lambda one: self._copies.get(one, one), memo)
+            state = _mapped(_own_state(module), self._copy_of, memo)
             vars(copied).clear()
             vars(copied).update(state, training=False)
             self._originals[copied] = weakref.ref(module)
-            self._seen.append(_Seen(module))
-        configs = {id(value): value for one in originals for value in vars(one).values() if _is_config(value)}
-        self._seen += map(_Seen, configs.values())
+        held = [value for module in originals for value in list(vars(module).values())]
+        self._seen += map(_Seen, {id(value): value for value in held if _is_config(value)}.values())
+        self.exclusive: AbstractContextManager[object] = nullcontext()
+        """What one thread at a time may do with this model, of all those that have a replica of it."""
+        if any("_hf_hook" in vars(module) for module in model.modules()):
+            # What accelerate's hooks keep while a model runs is shared.
+            self.exclusive = lock = _locks.setdefault(model, threading.RLock())
+            _locks[self._copy_of(model)] = lock
         self._check_shared()
+
+    def _copy_of(self, module: nn.Module) -> nn.Module:
+        return module if module in self._shared else self._copies.get(module, module)
 
     def _find(self, module: nn.Module, found: dict[nn.Module, None]) -> None:
         """Find all modules that can be copied, and have an object for each copy."""
         if module in found:
             return
-        compiled = module._modules.get(
-            "_orig_mod"
-        )  # by torch.compile: what is below it is copied in its place
-        if compiled is not None:
-            self._find(compiled, found)
-            self._copies[module] = self._copies[compiled]
+        original = module._modules.get(_ORIGINAL)
+        if original is not None:
+            self._find(original, found)
+            self._copies[module] = self._copy_of(original)
         elif _runs_the_original(module):
-            self._copies[module] = module
-            self._shared.append(module)
+            self._shared[module] = None
         else:
             found[module] = None
             known = self._copies.get(module)
-            if known is None or known is module or type(known) is not type(module):
+            if type(known) is not type(module):
                 self._copies[module] = object.__new__(type(module))
-            for child in module._modules.values():
+            for child in list(module._modules.values()):
                 if child is not None:
                     self._find(child, found)
+
+    def _check_kind(self, model: nn.Module) -> None:
+        """Insist that what was planned for a whole replica, or a part of one, is still for the same."""
+        if self._copy_of(model) is not self.model or self._shared != self._shared_at_first:
+            raise UnsupportedModel(
+                f"a forward of {type(model).__name__} was replaced, after the decoder was built, by one that "
+                "holds the module itself (or that one is gone): build a new decoder"
+            )
 
     def _check_shared(self) -> None:
         for module in self._shared:
@@ -197,7 +209,9 @@ def _own_state(module: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _mapped(state: dict[str, Any], mapping: Mapping, memo: dict[int, Any] | None) -> dict[str, Any]:
+def _mapped(
+    state: dict[str, Any], mapping: Callable[[nn.Module], nn.Module], memo: dict[int, Any] | None
+) -> dict[str, Any]:
     """Let what refers to modules refer to their copies; memo: configs are copied too."""
 
     def of(value: Any) -> Any:

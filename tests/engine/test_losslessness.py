@@ -244,7 +244,8 @@ def test_no_mask_row_is_empty_and_no_logit_is_lost(
     drafter = ScriptedDrafter(script, depth=3, nodes=len(BINARY), trees=True)
     decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture)
     seen = 0
-    forward = model.forward
+    running = decoder.target.model
+    forward = running.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
@@ -257,7 +258,7 @@ def test_no_mask_row_is_empty_and_no_logit_is_lost(
         return output
 
     # the decoder read the model's signature when it was built; from now on it calls this
-    monkeypatch.setattr(model, "forward", watched)
+    monkeypatch.setattr(running, "forward", watched)
     results = decoder.generate(prompts, greedy(16))
     monkeypatch.undo()
     assert seen >= 6

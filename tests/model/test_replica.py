@@ -260,6 +260,18 @@ def test_nothing_is_made_anew_where_nothing_was_changed() -> None:
     assert replica.refresh() == replica.refresh() == 1
 
 
+def test_a_change_that_could_not_be_made_is_tried_again() -> None:
+    """Else a copy without our attention would be taken for the one that has it."""
+    model, fails = fresh(), []
+    replica = Replica(model)
+    replica.change("one", lambda: fails and fails.pop().nothing)
+    model.model.norm.note = "new"
+    fails.append(model)
+    with pytest.raises(AttributeError, match="nothing"):
+        replica.refresh()
+    assert replica.refresh() == replica.refresh() == 1
+
+
 # --- forwards that hang on a module ----------------------------------------------------------------
 
 
@@ -316,6 +328,23 @@ def test_a_forward_that_was_hung_on_the_model_runs(hang: Callable[[Any], None]) 
     assert model.config._attn_implementation == "sdpa"
     check(decoder, model)
     assert base(model, PROMPT, NEW) != base(fresh(), PROMPT, NEW)
+
+
+@pytest.mark.parametrize("hang", HUNG)
+def test_a_forward_that_is_hung_on_the_model_later_runs_or_is_told(hang: Callable[[Any], None]) -> None:
+    """What would run the original was no part of what a decoder checked; it goes on when that is gone."""
+    model = fresh()
+    decoder = SpecDecoder(model)
+    before = check(decoder, model)
+    hang(model)
+    if hang is bound:
+        assert check(decoder, model) != before
+    else:
+        for _ in range(2):
+            with pytest.raises(UnsupportedModel, match="a forward of LlamaForCausalLM was replaced, after"):
+                decoder.generate(PROMPT, greedy(2))
+    vars(model).pop("forward", None)
+    assert check(decoder, model) == before
 
 
 @pytest.mark.parametrize("hang", HUNG[1:])

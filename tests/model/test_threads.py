@@ -80,7 +80,7 @@ def test_the_head_is_applied_beside_a_plain_decoder() -> None:
     def apply() -> None:
         assert distance(other.target.head(states), expected) < ROUNDING
 
-    together(several(8, says(one, said)), apply)
+    together(several(4, says(one, said)), apply)
 
 
 def test_states_are_those_of_ones_own_forward() -> None:
@@ -100,7 +100,7 @@ def test_states_are_those_of_ones_own_forward() -> None:
             for layer in (0, 2):
                 assert distance(found[layer], expected[number][layer]) < ROUNDING
 
-    together(several(8, lambda: gather(0)), lambda: gather(1))
+    together(several(4, lambda: gather(0)), lambda: gather(1))
 
 
 def test_weights_that_are_brought_when_they_are_needed(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_weights_that_are_brought_when_they_are_needed(tmp_path: Path) -> None:
     spread = accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path)
     assert spread.model.layers[0].mlp.up_proj.weight.is_meta
     decoders = [SpecDecoder(spread, drafter="none") for _ in range(2)]
-    together(several(3, says(decoders[0], said)), says(decoders[1], said))
+    together(several(2, says(decoders[0], said)), says(decoders[1], said))
     assert spread.model.layers[0].mlp.up_proj.weight.is_meta
 
 
@@ -157,7 +157,7 @@ def test_decoders_are_built_beside_one_that_generates(name: str, window: int | N
         assert built.target.runner.plan.group == 2
         assert built.target.config._attn_implementation == grouped.NAME
 
-    together(several(12, build), says(decoder, said))
+    together(several(8, build), says(decoder, said))
     assert model.config._attn_implementation == "sdpa"
 
 
