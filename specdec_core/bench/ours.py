@@ -56,9 +56,13 @@ class Ours:
         """Generate, and count rounds as they come."""
         calls, book = self.decoder.target.runner.calls, _Book()
         settle(self.decoder.target.device)
-        began = time.perf_counter()
+        began = last = time.perf_counter()
         for done in self.decoder.rounds([list(prompt) for prompt in prompts], list(params)):
-            book.add(done)
+            if done.batch.first:  # what it left the device to do is its own
+                settle(self.decoder.target.device)
+            now = time.perf_counter()
+            book.add(done, now - last)
+            last = now
         settle(self.decoder.target.device)
         seconds = time.perf_counter() - began
         return book.run(seconds, self.decoder.target.runner.calls - calls)
@@ -77,10 +81,11 @@ class Ours:
         while True:
             began = time.perf_counter()
             done = next(rounds, None)
-            seconds += time.perf_counter() - began
+            took = time.perf_counter() - began
+            seconds += took
             if done is None:
                 return book.run(seconds, self.decoder.target.runner.calls - calls)
-            book.add(done)
+            book.add(done, took)
             yield seconds
 
 
@@ -93,15 +98,16 @@ class _Book:
         self._seconds: Counter[str] = Counter()
         self._block_rows = 0
 
-    def add(self, done: Round) -> None:
-        for part, seconds in done.seconds.items():
-            reads = done.batch.first and part == "draft"  # a drafter's own model reads the prompt, too
-            self._seconds["prefill" if reads else part] += seconds  # type: ignore[assignment]
+    def add(self, done: Round, took: float) -> None:
+        """Add a round; a first one is the prompt's as a whole: a drafter's own model reads it there, too."""
         if done.batch.first:
+            self._seconds["prefill"] += took  # type: ignore[assignment]
             self._rows.update((row.id, row) for row in done.batch.rows)
-        else:
-            self._widths[1 + done.draft.nodes] += 1
-            self._block_rows += len(done.batch.rows)
+            return
+        for part in ("draft", "target"):
+            self._seconds[part] += done.seconds.get(part, 0.0)  # type: ignore[assignment]
+        self._widths[1 + done.draft.nodes] += 1
+        self._block_rows += len(done.batch.rows)
 
     def run(self, seconds: float, forwards: int) -> Run:
         rows = [self._rows[row] for row in sorted(self._rows)]  # ids rise in the order of the prompts

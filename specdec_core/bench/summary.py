@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from specdec_core.bench.methods import PLAIN, Run
-from specdec_core.bench.statistics import Interval, bootstrap
+from specdec_core.bench.statistics import Interval, bootstrap, typical_ratio
 
 ALL = "all"
 
@@ -31,8 +31,11 @@ class Figures:
     new_tokens: int
     seconds: float
     speedup: Interval
+    decode_speedup: (
+        float | None
+    )  # what stands behind the prompts; None: one of the two does not tell it apart
     same_ids: int  # prompts whose ids are the baseline's in every repeat
-    forwards: int
+    forwards: int | None
     rounds: int
     drafted: int
     accepted: int
@@ -47,6 +50,13 @@ class Figures:
     def tokens_per_second(self) -> float:
         """New tokens of all rows over seconds."""
         return self.new_tokens / self.seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """The same behind the prompts, whose forwards give the first token of each."""
+        if self.prefill_seconds is None or self.new_tokens == self.prompts * self.repeats:
+            return None
+        return (self.new_tokens - self.prompts * self.repeats) / (self.seconds - self.prefill_seconds)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -85,9 +95,11 @@ class Figures:
             "speedup": self.speedup.value,
             "speedup_low": self.speedup.low,
             "speedup_high": self.speedup.high,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "decode_speedup": self.decode_speedup,
             "same_ids": self.same_ids,
-            "forwards": self._each(self.forwards),
-            "forwards_per_token": self.forwards / self.new_tokens,
+            "forwards": None if self.forwards is None else self._each(self.forwards),
+            "forwards_per_token": None if self.forwards is None else self.forwards / self.new_tokens,
             "rounds": self._each(self.rounds),
             "drafted": self._each(self.drafted),
             "accepted": self._each(self.accepted),
@@ -116,7 +128,7 @@ def summarize(units: Sequence[dict[str, Any]], method: str, baseline: str) -> Fi
     categories: dict[str, list[dict[str, Any]]] = {}
     for unit in units:
         categories.setdefault(unit["category"], []).append(unit)
-    strata = [_ratios(own, method, baseline) for own in categories.values()]
+    strata = [_ratios(own, method, baseline, _rate) for own in categories.values()]
     runs, base = _runs(units, method), _runs(units, baseline)
     every = [run for repeats in runs.values() for run in repeats]
     return Figures(
@@ -127,7 +139,8 @@ def summarize(units: Sequence[dict[str, Any]], method: str, baseline: str) -> Fi
         seconds=_median_seconds(runs, "seconds") or 0.0,
         speedup=bootstrap(strata),
         same_ids=sum(_same(runs[group], base[group]) for group in runs),
-        forwards=sum(run.forwards for run in every),
+        decode_speedup=_decode_speedup(list(categories.values()), method, baseline),
+        forwards=_known_sum(run.forwards for run in every),
         rounds=sum(run.rounds for run in every),
         drafted=sum(run.drafted for run in every),
         accepted=sum(run.accepted for run in every),
@@ -154,13 +167,42 @@ def _runs(units: Iterable[dict[str, Any]], method: str) -> Runs:
     return runs
 
 
-def _ratios(units: Iterable[dict[str, Any]], method: str, baseline: str) -> list[list[float]]:
+def _ratios(
+    units: Iterable[dict[str, Any]], method: str, baseline: str, rate: Callable[[Run], float]
+) -> list[list[float]]:
     ratios: dict[str, list[float]] = {}
     for unit in units:
         run, base = (Run.of(unit["runs"][name]) for name in (method, baseline))
-        rate, other = run.new_tokens / run.seconds, base.new_tokens / base.seconds
-        ratios.setdefault(unit["group"], []).append(rate / other)
+        ratios.setdefault(unit["group"], []).append(rate(run) / rate(base))
     return list(ratios.values())
+
+
+def _rate(run: Run) -> float:
+    """Tokens a second."""
+    return run.new_tokens / run.seconds
+
+
+def _decode_rate(run: Run) -> float:
+    """Tokens a second behind the prompts; 0 where that is not known, or there are none."""
+    if run.prefill_seconds is None:
+        return 0.0
+    return (run.new_tokens - len(run.token_ids)) / (run.seconds - run.prefill_seconds)
+
+
+def _decode_speedup(
+    categories: Sequence[Sequence[dict[str, Any]]], method: str, baseline: str
+) -> float | None:
+    """Compare what stands behind the prompts, where both tell it in every run."""
+    runs = [Run.of(unit["runs"][name]) for own in categories for unit in own for name in (method, baseline)]
+    if not all(_decode_rate(run) for run in runs):
+        return None
+    return typical_ratio([_ratios(own, method, baseline, _decode_rate) for own in categories])
+
+
+def _known_sum(values: Iterable[int | None]) -> int | None:
+    """Add up; None where one is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _median_seconds(runs: Runs, part: str) -> float | None:
