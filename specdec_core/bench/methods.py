@@ -55,7 +55,9 @@ class Run:
     histogram: list[int] | None = None  # rounds by tokens accepted; None: not known
     widths: dict[int, int] = field(default_factory=dict)  # tokens a row of a block -> forwards behind prompts
     block_rows: int = 0  # rows of those forwards, all together
-    prefill_seconds: float | None = None  # until each prompt had its first token
+    first_tokens: int | None = None  # generated in the prompts' own rounds; None: not known
+    first_histogram: list[int] | None = None  # those rounds by tokens accepted; `histogram` counts them, too
+    prefill_seconds: float | None = None  # of those rounds
     draft_seconds: float | None = None  # None: not told apart from other time
     target_seconds: float | None = None
 

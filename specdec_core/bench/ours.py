@@ -97,12 +97,15 @@ class _Book:
         self._widths: Counter[int] = Counter()
         self._seconds: Counter[str] = Counter()
         self._block_rows = 0
+        self._first = Stats()  # of the prompts' own rounds
 
     def add(self, done: Round, took: float) -> None:
         """Add a round; a first one is the prompt's as a whole: a drafter's own model reads it there, too."""
         if done.batch.first:
             self._seconds["prefill"] += took  # type: ignore[assignment]
-            self._rows.update((row.id, row) for row in done.batch.rows)
+            new = [row for row in done.batch.rows if row.id not in self._rows]
+            self._rows.update((row.id, row) for row in new)
+            self._first = Stats.pooled([self._first, *(row.stats for row in new)])
             return
         for part in ("draft", "target"):
             self._seconds[part] += done.seconds.get(part, 0.0)  # type: ignore[assignment]
@@ -122,6 +125,8 @@ class _Book:
             histogram=total.acceptance_histogram,
             widths=dict(self._widths),
             block_rows=self._block_rows,
+            first_tokens=self._first.new_tokens,
+            first_histogram=self._first.acceptance_histogram,
             prefill_seconds=self._seconds["prefill"],
             draft_seconds=self._seconds["draft"],
             target_seconds=self._seconds["target"],

@@ -124,6 +124,7 @@ def _run(seconds: float, token_ids: list[list[int]], seen: _Seen, prompt: int, d
         accepted=new - rounds if drafted else 0,
         widths={width: later.count(width) for width in sorted(set(later))},
         block_rows=rows * len(later),
+        first_tokens=None if drafted else rows,
         prefill_seconds=seen.seconds[0],
         target_seconds=sum(seen.seconds[1:]) if timed else None,
     )

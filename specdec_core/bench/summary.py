@@ -40,8 +40,10 @@ class Figures:
     drafted: int
     accepted: int
     acceptance_by_depth: list[float] | None
+    decode_by_depth: list[float] | None  # the same behind the prompts' own rounds
     widths: dict[int, int]
     block_rows: int
+    first_tokens: int | None
     prefill_seconds: float | None
     draft_seconds: float | None
     target_seconds: float | None
@@ -53,10 +55,10 @@ class Figures:
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """The same behind the prompts, whose forwards give the first token of each."""
-        if self.prefill_seconds is None or self.new_tokens == self.prompts * self.repeats:
+        """The same behind the prompts' own rounds; None where that is not known, or there is nothing."""
+        if self.prefill_seconds is None or self.first_tokens in (None, self.new_tokens):
             return None
-        return (self.new_tokens - self.prompts * self.repeats) / (self.seconds - self.prefill_seconds)
+        return (self.new_tokens - (self.first_tokens or 0)) / (self.seconds - self.prefill_seconds)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -144,9 +146,11 @@ def summarize(units: Sequence[dict[str, Any]], method: str, baseline: str) -> Fi
         rounds=sum(run.rounds for run in every),
         drafted=sum(run.drafted for run in every),
         accepted=sum(run.accepted for run in every),
-        acceptance_by_depth=_by_depth(every),
+        acceptance_by_depth=_by_depth([run.histogram for run in every]),
+        decode_by_depth=_by_depth([_decode_histogram(run) for run in every]),
         widths=dict(_added(run.widths for run in every)),
         block_rows=sum(run.block_rows for run in every),
+        first_tokens=_known_sum(run.first_tokens for run in every),
         prefill_seconds=_median_seconds(runs, "prefill_seconds"),
         draft_seconds=_median_seconds(runs, "draft_seconds"),
         target_seconds=_median_seconds(runs, "target_seconds"),
@@ -183,10 +187,10 @@ def _rate(run: Run) -> float:
 
 
 def _decode_rate(run: Run) -> float:
-    """Tokens a second behind the prompts; 0 where that is not known, or there are none."""
-    if run.prefill_seconds is None:
+    """Tokens a second behind the prompts' own rounds; 0 where that is not known, or there are none."""
+    if run.prefill_seconds is None or run.first_tokens is None:
         return 0.0
-    return (run.new_tokens - len(run.token_ids)) / (run.seconds - run.prefill_seconds)
+    return (run.new_tokens - run.first_tokens) / (run.seconds - run.prefill_seconds)
 
 
 def _decode_speedup(
@@ -223,15 +227,22 @@ def _same(runs: Sequence[Run], base: Sequence[Run]) -> int:
     return sum(all(a.token_ids[row] == b.token_ids[row] for a, b in pairs) for row in rows)
 
 
-def _by_depth(runs: Sequence[Run]) -> list[float] | None:
-    """Pool the histograms: share of all rounds that accepted a token at depth 1, 2, ..."""
+def _by_depth(histograms: Sequence[list[int] | None]) -> list[float] | None:
+    """Pool histograms: share of their rounds that accepted a token at depth 1, 2, ..."""
     pooled: list[int] = []
-    for run in runs:
-        if run.histogram is None:
+    for histogram in histograms:
+        if histogram is None:
             return None
-        pooled = [a + b for a, b in zip_longest(pooled, run.histogram, fillvalue=0)]
+        pooled = [a + b for a, b in zip_longest(pooled, histogram, fillvalue=0)]
     rounds = sum(pooled)
-    return [sum(pooled[depth:]) / rounds for depth in range(1, len(pooled))]
+    return [sum(pooled[depth:]) / rounds for depth in range(1, len(pooled))] if rounds else []
+
+
+def _decode_histogram(run: Run) -> list[int] | None:
+    """Give the rounds behind the prompts' own, by tokens accepted."""
+    if run.histogram is None:
+        return None
+    return [a - b for a, b in zip_longest(run.histogram, run.first_histogram or [], fillvalue=0)]
 
 
 def _added(counts: Iterable[dict[int, int]]) -> Counter[int]:
