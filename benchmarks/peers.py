@@ -3,8 +3,9 @@
     economize, economize@K  economize's prompt lookup (`LookupConfig`), its own draft length or K tokens
     flashspec, flashspec@K  flashspec's prompt lookup (`NgramDrafter`), its own draft length or K tokens
 
-One is the program of a method: -m "process:economize@3=ENV/bin/python benchmarks/peers.py economize@3". Where it
-runs specdec may be missing: at the top it imports the standard library alone. Greedy, one prompt at a time.
+One is the program of a method: -m "process:economize@3=ENV/bin/python benchmarks/peers.py economize@3".
+Where it runs specdec may be missing: at the top it imports the standard library alone. Greedy, and one prompt
+at a time.
 """
 
 from __future__ import annotations

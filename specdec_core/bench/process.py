@@ -104,22 +104,27 @@ class Process:
         """Send a line and wait for the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        line = ""
         try:
             print(json.dumps(value), file=self._process.stdin, flush=True)
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            line = self._process.stdout.readline()
+            answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
-            raise SpecdecError(f"{self.name} {self._why()}") from error
+            raise SpecdecError(f"{self.name} {self._why(line)}") from error
         if "error" in answer:
             self.close()
             raise SpecdecError(f"{self.name}: {answer['error']}")
         return answer
 
-    def _why(self) -> str:
-        """Say how it ended: its code, and the last line of its standard error."""
-        self._process.kill()  # one that still runs, and said something else than an answer
+    def _why(self, line: str) -> str:
+        """Say what it said instead, or how it ended: its code, and the last line of its standard error."""
+        if line:
+            self._process.kill()
+            self.close()
+            return f"said {line.strip()[:100]!r}, which is no line of JSON"
         self._process.communicate()
         self._said.seek(0)
         lines = self._said.read().split("\n")
         self._said.close()
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        return f"gave no answer and ended with code {self._process.returncode}: {last[:300]}"
+        return f"ended with code {self._process.returncode}: {last[:300]}"
