@@ -119,6 +119,16 @@ def test_a_whole_bench(arguments: Arguments, model: str) -> None:
     assert rows["hf:prompt_lookup:num_tokens=3"]["forwards"] < 48
     assert rows[f"hf:assistant:model={model},num_tokens=3"]["forwards"] < 24
     assert "predicted_speedup" in rows["foreteller@4"]
+    decoding = {name for name, row in rows.items() if row["decode_speedup"] is not None}
+    assert decoding == {
+        "none",
+        "foreteller@4",
+        "prompt_lookup@3",
+        "hf",
+    }  # others draft unseen in a first round
+    assert rows["none"]["decode_speedup"] == 1
+    for name in decoding:  # the prompt's own round is the slower one to give a token
+        assert rows[name]["decode_tokens_per_second"] > 0
     assert "predicted_speedup" not in rows["hf"]
     settings = report["settings"]
     assert settings["prompts"] == "chat"
@@ -126,6 +136,32 @@ def test_a_whole_bench(arguments: Arguments, model: str) -> None:
     assert report["starts"][0]["argv"]
     [curve] = report["costs"]
     assert [width for width, _, _ in curve["widths"]] == [1, 2, 3, 5]
+
+
+def test_blocks_of_the_widths_that_are_asked_for(arguments: Arguments) -> None:
+    report = objects(*arguments("--limit", "1", "--block-widths", "4,1,2", methods=["foreteller@1"]))
+    assert [width for width, _, _ in report["costs"][0]["widths"]] == [1, 2, 4]
+    assert report["settings"]["block_widths"] == [1, 2, 4]
+    assert report["waits"] == []  # there is no GPU to wait for
+
+
+def test_the_first_round_is_the_prompts_own(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafts, too: it gives five tokens here, and is in no figure of what stands behind the prompt."""
+    monkeypatch.setattr(Ours, "steps_alone", False)
+    file = tmp_path / "out.jsonl"
+    objects(*arguments("--output", str(file), "--categories", "copying", methods=["foreteller@4", "hf"]))
+    units = [line for line in map(json.loads, file.read_text().splitlines()) if line["kind"] == "unit"]
+    for one in units:
+        runs = {name: run for name, run in one["runs"].items()}
+        assert (runs["none"]["first_tokens"], runs["hf"]["first_tokens"]) == (1, 1)
+        drafting = runs["foreteller@4"]
+        assert drafting["first_tokens"] == len(drafting["first_histogram"])
+        assert sum(drafting["first_histogram"]) == 1
+        assert sum(drafting["widths"].values()) == drafting["rounds"] - 1
+        for run in runs.values():
+            assert 0 < run["prefill_seconds"] < run["seconds"]
 
 
 def test_where_drafts_are_right_few_forwards_are_left(arguments: Arguments) -> None:
@@ -366,6 +402,8 @@ def test_a_lost_prompt_ends_the_bench(arguments: Arguments, monkeypatch: pytest.
             ["--categories", "letter"],
             "--categories letter: not in these questions; there are letters, copying",
         ),
+        (["--block-widths", "2,4"], "--block-widths: a block of 1 must be among them"),
+        (["--block-widths", "1,x"], "--block-widths x: it must be whole numbers of at least 1"),
         (["--baseline", "hf"], "--baseline hf is no method here; use none, foreteller@4"),
         (["--method", "foretold"], "'foretold'"),
         (["--method", "prompt_lookup:x=1"], "has no option 'x'"),
