@@ -119,16 +119,10 @@ def test_a_whole_bench(arguments: Arguments, model: str) -> None:
     assert rows["hf:prompt_lookup:num_tokens=3"]["forwards"] < 48
     assert rows[f"hf:assistant:model={model},num_tokens=3"]["forwards"] < 24
     assert "predicted_speedup" in rows["foreteller@4"]
-    decoding = {name for name, row in rows.items() if row["decode_speedup"] is not None}
-    assert decoding == {
-        "none",
-        "foreteller@4",
-        "prompt_lookup@3",
-        "hf",
-    }  # others draft unseen in a first round
+    decoding = [name for name, row in rows.items() if row["decode_speedup"] is not None]
+    assert decoding == ["none", "foreteller@4", "prompt_lookup@3", "hf"]  # others may draft in a first round
     assert rows["none"]["decode_speedup"] == 1
-    for name in decoding:  # the prompt's own round is the slower one to give a token
-        assert rows[name]["decode_tokens_per_second"] > 0
+    assert all(rows[name]["decode_tokens_per_second"] > 0 for name in decoding)
     assert "predicted_speedup" not in rows["hf"]
     settings = report["settings"]
     assert settings["prompts"] == "chat"
@@ -154,7 +148,7 @@ def test_the_first_round_is_the_prompts_own(
     objects(*arguments("--output", str(file), "--categories", "copying", methods=["foreteller@4", "hf"]))
     units = [line for line in map(json.loads, file.read_text().splitlines()) if line["kind"] == "unit"]
     for one in units:
-        runs = {name: run for name, run in one["runs"].items()}
+        runs = one["runs"]
         assert (runs["none"]["first_tokens"], runs["hf"]["first_tokens"]) == (1, 1)
         drafting = runs["foreteller@4"]
         assert drafting["first_tokens"] == len(drafting["first_histogram"])

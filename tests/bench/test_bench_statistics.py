@@ -131,7 +131,7 @@ def test_what_stands_behind_the_prompts_by_hand() -> None:
 @pytest.mark.parametrize("unknown", ["first_tokens", "prefill_seconds"])
 def test_what_stands_behind_the_prompts_may_be_unknown(unknown: str) -> None:
     known = {"first_tokens": 1, "first_histogram": [1]}
-    units = [unit("a", 1, run(4, [[1, 2]], **known), run(4, [[1, 2]], **known, **{}) | {unknown: None})]
+    units = [unit("a", 1, run(4, [[1, 2]], **known), run(4, [[1, 2]], **known) | {unknown: None})]
     row, base = (summarize(units, name, "none").to_dict() for name in ("fast", "none"))
     assert (row["decode_tokens_per_second"], row["decode_speedup"]) == (None, None)
     assert base["decode_speedup"] == 1
