@@ -70,4 +70,4 @@ def test_they_are_counted_once_for_each_method_of_ours(monkeypatch: pytest.Monke
         for _ in range(2):
             session._count_waits(stand, methods, prompts, record)
     assert [line["method"] for line in record.of("waits")] == ["none", "prompt_lookup@4"]
-    assert asked == ["none [0, 1, 2, 3] 11", "prompt_lookup [0, 1, 2, 3] 51"]
+    assert asked == ["none [0, 1, 2, 3] 12", "prompt_lookup [0, 1, 2, 3] 56"]
