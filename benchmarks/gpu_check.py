@@ -1,4 +1,4 @@
-"""Tests, costs and speed-ups on one GPU, within a budget of minutes; see "On a GPU" in README.md here."""
+"""Tests, and `specdec bench` on one GPU within a budget of minutes; see "On a GPU" in README.md here."""
 
 from __future__ import annotations
 
@@ -7,31 +7,58 @@ import gc
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import gpu_steps as steps
 import torch
-from gpu_measure import copy_bandwidth
-from gpu_models import SHAPES
+from gpu_models import SHAPES, Subject, Synthetic, bytes_read, random_subject, real_subject
 from gpu_report import markdown, marks
-from gpu_subject import TINY, Sizes, Subject, random_subject, real_subject
 
-from specdec_core import Registry
+from specdec_core import Capture, SamplingParams
 from specdec_core.bench.environment import environment
+from specdec_core.bench.methods import parse_methods
+from specdec_core.bench.ours import settle
+from specdec_core.bench.questions import Question
+from specdec_core.bench.record import Record
+from specdec_core.bench.session import BenchOptions, run_bench
 from specdec_core.model.faster.compiled import why_not_compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAFT_OF = {"1.7B": "0.6B", "8B": "0.6B", "tiny": "tiny-draft"}
 SPARE = 1.25  # memory for a model's weights, and what else it needs
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16, 64)  # of the blocks that are timed
+TIMED = 81  # tokens that their timing commits at least: nine cycles
+DEPTHS = (2, 4, 6)
+REPLAYS = ("synthetic:chance=0.6", "synthetic:chance=0.9")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    slots: tuple[int, int] = (512, 4096)
+    batch: int = 16
+    new: int = 64
+    new_eager: int = 24
+    repeats: int = 3
+    copy_bytes: int = 1 << 30
+
+    def prompt(self, text: list[int], slots: int) -> list[int]:
+        """Take a prompt, so long that all that is measured behind it sees one view of so many slots."""
+        return text[: slots - WIDTHS[-1] - max(TIMED, self.new + max(DEPTHS)) - 2]
+
+
+TINY = Sizes((256, 512), batch=3, new=24, new_eager=12, repeats=1, copy_bytes=1 << 20)
 
 
 class Check:
@@ -54,7 +81,8 @@ class Check:
         self.lines.append(line)
         with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        print(f"[{line['at']:6.1f} s] {step}: " + json.dumps(values), flush=True)
+        said = {name: value for name, value in values.items() if name != "report"}
+        print(f"[{line['at']:6.1f} s] {step}: " + json.dumps(said), flush=True)
         (self.out / "report.md").write_text(markdown(self.lines), encoding="utf-8")
 
     def step(self, name: str, needs: float, work: Callable[[], object]) -> bool:
@@ -74,17 +102,88 @@ class Check:
             free_memory()
         return True
 
-    def measure(
-        self, step: str, needs: float, lines: Callable[[], Iterable[steps.Line]], **tags: Any
-    ) -> bool:
-        """Do a step that gives lines."""
-        name = " ".join([step, *map(str, tags.values())])
+
+class Bench:
+    """`specdec bench` on one subject: the report of each step is a line of the record."""
+
+    def __init__(self, check: Check, subject: Subject, sizes: Sizes, *, cuda: bool) -> None:
+        self.check, self.subject, self._sizes, self._cuda = check, subject, sizes, cuda
+
+    def __call__(
+        self,
+        what: str,
+        mode: str,
+        needs: float,
+        methods: Sequence[str] = (),
+        *,
+        slots: int | None = None,
+        new: int | None = None,
+        batches: Sequence[int] = (1,),
+        widths: Sequence[int] = (),
+    ) -> None:
+        """Measure methods beside plain decoding, and blocks; `needs`: about the seconds it takes on a GPU."""
+        slots = slots or self._sizes.slots[0]
+        prompt = self._sizes.prompt(self.subject.text, slots)
+        file = self.check.out / "records" / f"{Path(self.subject.name).name}-{mode}-{what}.jsonl"
+        capture = {"eager": Capture.OFF}.get(mode, Capture.GRAPHS if self._cuda else Capture.FIXED)
+        options = BenchOptions(
+            target=self.subject.name,
+            questions=[Question("prompt", "prompt", (tuple(prompt),))],
+            source="gpu_check",
+            methods=parse_methods(methods),
+            params=SamplingParams(max_new_tokens=new or self._sizes.new, ignore_eos=True),
+            batches=batches,
+            repeats=self._sizes.repeats,
+            chat=False,
+            optimize="compile" if mode == "compiled" else "none",
+            capture=capture,
+            widths=widths,
+        )
 
         def work() -> None:
-            for line in lines():
-                self.note(step, **tags, **line)
+            record = Record(str(file), overwrite=True)
+            about, registry = (self.subject.model, self.subject.tokenizer), self.subject.registry
+            report = run_bench(*about, options, record, registry=registry, shared=True, offline=True)
+            self._learn(prompt, record)
+            tags = {"model": self.subject.name, "mode": mode, "what": what, "slots": slots}
+            self.check.note("bench", **tags, report=report)
 
-        return self.step(name, needs, work)
+        name = f"{what} {mode} {self.subject.name}"
+        self.check.step(name, needs if self._cuda else 0, work)
+
+    def _learn(self, prompt: list[int], record: Record) -> None:
+        """Let the replaying drafter know the longest text that plain decoding gave."""
+        for unit in record.of("unit"):
+            said, known = unit["runs"]["none"]["token_ids"][0], Synthetic.texts.get(tuple(prompt), [])
+            if len(prompt) + len(said) > len(known):
+                Synthetic.learn(prompt, said)
+
+
+def check_model(bench: Bench, sizes: Sizes, modes: Sequence[str]) -> None:
+    """Measure one model, what matters most first."""
+    far, small = sizes.slots[1], 4
+    if "graphs" in modes:
+        bench("plain", "graphs", 45, ["hf"], widths=WIDTHS)
+        drafters = [*REPLAYS, *bench.subject.drafts]
+        bench("speculation", "graphs", 60, [f"{name}@{k}" for k in DEPTHS for name in drafters])
+        bench("batch", "graphs", 25, new=small, batches=[sizes.batch], widths=WIDTHS)
+        bench("far", "graphs", 45, slots=far, new=small, batches=[1, sizes.batch], widths=WIDTHS)
+    if "eager" in modes:
+        bench("plain", "eager", 15, [] if "graphs" in modes else ["hf"], new=sizes.new_eager)
+
+
+def check_more(bench: Bench, sizes: Sizes, modes: Sequence[str]) -> None:
+    """Measure what takes longest: compiled, and eager speculation."""
+    replays = [f"{name}@4" for name in REPLAYS]
+    reason = why_not_compiled(bench.subject.model.device)
+    if "compiled" in modes and reason:
+        bench.check.note("skipped", name=f"compiled {bench.subject.name}", reason=reason)
+    elif "compiled" in modes:  # models of each size compile the same code anew; dynamo would give up at 8
+        torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 64)
+        bench("speculation", "compiled", 150, replays, widths=WIDTHS)
+    if "eager" in modes:
+        drafts = [f"{name}@4" for name in bench.subject.drafts[:1]]
+        bench("speculation", "eager", 60, [*replays, *drafts], new=sizes.new_eager)
 
 
 def run_tests(check: Check, paths: Sequence[str]) -> None:
@@ -110,47 +209,6 @@ def files_with_gpu_tests() -> list[str]:
     return [str(file) for file in files if any(text in file.read_text(encoding="utf-8") for text in wanted)]
 
 
-def check_model(check: Check, subject: Subject, modes: Sequence[str], cuda: bool) -> None:
-    """Measure one model, what matters most first."""
-    sizes, tags, scale = subject.sizes, {"model": subject.name}, 1.0 if cuda else 0.0
-    near, far = sizes.slots
-    for mode in [m for m in ("graphs", "eager") if m in modes]:
-        check.measure("plain", 15 * scale, partial(steps.plain_speed, subject, mode), mode=mode, **tags)
-    check.measure("hf", 20 * scale, partial(steps.hf_speed, subject), **tags)
-    if "graphs" in modes:
-        tags["mode"] = "graphs"
-        cost = partial(steps.block_costs, subject, "graphs")
-        speculation = partial(steps.speculation, subject, "graphs")
-        check.measure("cost", 15 * scale, partial(cost, 1, near), **tags)
-        if cuda:
-            check.measure("transfers", 15, partial(steps.transfers, subject, "graphs"), **tags)
-        check.measure("speculation", 40 * scale, partial(speculation, drafts=list(subject.drafts)), **tags)
-        for batch, slots in ((sizes.batch, near), (1, far), (sizes.batch, far)):
-            check.measure("cost", 25 * scale, partial(cost, batch, slots), **tags)
-
-
-def check_more(check: Check, subject: Subject, modes: Sequence[str], cuda: bool) -> None:
-    """Measure what takes longest: compiled, and eager speculation."""
-    name, scale = subject.name, 1.0 if cuda else 0.0
-    reason = why_not_compiled(subject.stand.plain.device)
-    if "compiled" in modes and reason:
-        check.note("skipped", name=f"compiled {name}", reason=reason)
-    elif "compiled" in modes:
-        tags = {"mode": "compiled", "model": name}
-        check.measure("plain", 90 * scale, lambda: steps.plain_speed(subject, "compiled"), **tags)
-        cost = partial(steps.block_costs, subject, "compiled", 1, subject.sizes.slots[0])
-        check.measure("cost", 60 * scale, cost, **tags)
-        speculation = partial(steps.speculation, subject, "compiled")
-        check.measure("speculation", 40 * scale, partial(speculation, drafts=()), **tags)
-        for draft in list(subject.drafts)[:1]:
-            drafting = partial(speculation, drafts=[draft], chances=())
-            check.measure("speculation", 120 * scale, drafting, **tags)
-    if "eager" in modes:
-        drafts = list(subject.drafts)[:1]
-        eager = partial(steps.speculation, subject, "eager", depths=(4,), drafts=drafts)
-        check.measure("speculation", 60 * scale, eager, mode="eager", model=name)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check; 0 if every step ran, whether or not the marks are met."""
     options = _parser().parse_args(arguments)
@@ -164,25 +222,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = Check(Path(options.out), options.minutes)
     make_known(check.out)
     dtype = torch.float32 if options.tiny and not cuda else torch.bfloat16
-    sizes = TINY if options.tiny else Sizes()
+    sizes, modes = TINY if options.tiny else Sizes(), options.modes.split(",")
     check.note("environment", **environment(device, dtype))
-    rate: list[float] = []
-    check.step("bandwidth", 0, lambda: rate.append(copy_bandwidth(device, sizes.copy_bytes)))
-    if rate:
-        check.note("bandwidth", copy_terabytes_a_second=rate[0] / 1e12)
+    check.step("bandwidth", 0, lambda: note_bandwidth(check, device, sizes.copy_bytes))
     if not options.no_tests:
         check.step("tests", 30 if cuda else 0, lambda: run_tests(check, options.tests))
-    made: tuple[Any, ...] = (Registry.discover(), sizes, device, dtype, rate[0] if rate else None)
-    modes = options.modes.split(",")
-    first, then = partial(check_model, modes=modes, cuda=cuda), partial(check_more, modes=modes, cuda=cuda)
+    works = [partial(work, sizes=sizes, modes=modes) for work in (check_model, check_more)]
     if options.target is not None:
-        make = partial(real_subject, options.target, options.draft, *made)
-        with_model(check, options.target, make, [first, then])
+        make = partial(real_subject, options.target, options.draft, device, dtype)
+        with_model(check, options.target, make, works, sizes, cuda)
     else:
         names = ["tiny"] if options.tiny else options.sizes.split(",")
-        for works in [[first, then]] if len(names) == 1 else [[first], [then]]:
+        for some in [works] if len(names) == 1 else [works[:1], works[1:]]:
             for name in names:
-                with_model(check, name, partial(random_subject, name, DRAFT_OF.get(name), *made), works)
+                make = partial(random_subject, name, DRAFT_OF.get(name), sizes.slots[1], device, dtype)
+                with_model(check, name, make, some, sizes, cuda)
     for mark in marks(check.lines):
         print(mark)
     print(f"report: {check.out / 'report.md'}")
@@ -190,10 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def with_model(
-    check: Check, name: str, make: Callable[[], Subject], works: Sequence[Callable[..., None]]
+    check: Check,
+    name: str,
+    make: Callable[[], Subject],
+    works: Sequence[Callable[[Bench], None]],
+    sizes: Sizes,
+    cuda: bool,
 ) -> None:
     """Make a model, measure it, and give its memory back."""
-    cuda = torch.cuda.is_available()
     if cuda:
         free_memory()
         free = torch.cuda.mem_get_info()[0]
@@ -202,8 +260,25 @@ def with_model(
             return
     found: list[Subject] = []
     if check.step(f"make {name}", 5 if cuda else 0, lambda: found.append(make())):
+        check.note("model", model=name, bytes_read=bytes_read(found[0].model))
         for work in works:
-            work(check, found[0])
+            work(Bench(check, found[0], sizes, cuda=cuda))
+
+
+def note_bandwidth(check: Check, device: torch.device, size: int) -> None:
+    """Measure the device's own copy: bytes read and written a second."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    rates = []
+    for _ in range(5):
+        settle(device)
+        began = time.perf_counter()
+        for _ in range(10):
+            target.copy_(source)
+        settle(device)
+        rates.append(10 * 2 * size / (time.perf_counter() - began))
+    check.note("bandwidth", copy_terabytes_a_second=statistics.median(rates) / 1e12)
 
 
 def free_memory() -> None:

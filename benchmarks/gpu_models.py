@@ -1,17 +1,22 @@
-"""Qwen3 shapes with random weights, drafts for them, and a drafter whose acceptance is known beforehand."""
+"""What `gpu_check.py` measures on: Qwen3 shapes with random weights, or checkpoints; drafters for them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from specdec_core import RowDrafter, RowDrafterConfig, Rows
+from specdec_core import Registry, RowDrafter, RowDrafterConfig, Rows, hookimpl
+from specdec_core.bench.prompts import make_prompts
+from specdec_core.bench.questions import built_in
 from specdec_core.model.layers import first_layers
+from specdec_core.model.loading import load_model
+from specdec_drafters.small_model import SmallModel, SmallModelConfig
 
 _EMBEDDING_SPREAD = 4.0
 
@@ -101,12 +106,13 @@ def bytes_read(model: Any) -> int:
 class SyntheticConfig(RowDrafterConfig):
     """Options of the synthetic drafter."""
 
+    num_tokens: int = Field(default=8, ge=0, description="most tokens to draft a round")
+    chance: float = Field(default=1.0, description="of each token to be the right one")
     seed: int = 0
-    vocab_size: int = 512
 
 
 class Synthetic(RowDrafter):
-    """Replay what plain decoding said, with the right token at each depth with a given `chance`.
+    """Replay what plain decoding said, with the right token at each depth with a given chance.
 
     A draft is a function of the row's length alone (ONE_HOT), so runs of one seed are alike. Beyond the known
     text the last token is repeated.
@@ -114,21 +120,21 @@ class Synthetic(RowDrafter):
 
     name = "synthetic"
     Config = SyntheticConfig
+    texts: ClassVar[dict[tuple[int, ...], list[int]]] = {}  # of all of them: prompt -> prompt and text
 
     def __init__(self, config: SyntheticConfig) -> None:
         super().__init__(config)
-        self.chance = 1.0  # may be set between calls
-        self._texts: dict[tuple[int, ...], list[int]] = {}
         self._rows: dict[int, list[int]] = {}
 
-    def learn(self, prompt: Sequence[int], said: Sequence[int]) -> None:
+    @classmethod
+    def learn(cls, prompt: Sequence[int], said: Sequence[int]) -> None:
         """Note what plain decoding said after a prompt."""
-        self._texts[tuple(prompt)] = [*prompt, *said]
+        cls.texts[tuple(prompt)] = [*prompt, *said]
 
     def admit(self, rows: Rows) -> None:
         """Find each row's text by its prompt."""
         for row, prompt in zip(rows.ids, rows.prompts, strict=True):
-            self._rows[row] = self._texts.get(tuple(prompt), [])
+            self._rows[row] = self.texts.get(tuple(prompt), [])
 
     def release(self, rows: Sequence[int]) -> None:
         """Forget the rows."""
@@ -141,6 +147,71 @@ class Synthetic(RowDrafter):
         known = self._rows[row][start : start + budget]
         chain = [*known, *[tokens[-1]] * (budget - len(known))]
         draw = random.Random(self.config.seed * 1_000_003 + start)
-        return [
-            token if draw.random() < self.chance else (token + 1) % self.config.vocab_size for token in chain
-        ]
+        return [token if draw.random() < self.config.chance else abs(token - 1) for token in chain]
+
+
+def drafting_with(model: Any, name: str, tokenizer: Any = None) -> type[SmallModel]:
+    """Make `small_model` over a model in memory a drafter of its own name: one model serves all decoders."""
+
+    class InMemory(SmallModel):
+        def __init__(self, config: SmallModelConfig) -> None:
+            super().__init__(config.model_copy(update={"model": model, "tokenizer": tokenizer}))
+
+    InMemory.name = name
+    return InMemory
+
+
+class _Plugin:
+    def __init__(self, drafters: Sequence[type]) -> None:
+        self._drafters = drafters
+
+    @hookimpl
+    def specdec_register_drafters(self, register: Callable[[type], None]) -> None:
+        for drafter in self._drafters:
+            register(drafter)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target, the names of what drafts for it, and a text to take prompts from."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    text: list[int]
+    drafts: tuple[str, ...]
+    registry: Registry
+
+    @classmethod
+    def of(
+        cls, name: str, model: Any, tokenizer: Any, text: list[int], drafters: Sequence[type[SmallModel]]
+    ) -> Subject:
+        """Let drafters be found by their names."""
+        registry = Registry.discover()
+        registry.register(_Plugin([Synthetic, *drafters]), name="gpu-check")
+        return cls(name, model, tokenizer, text, tuple(one.name for one in drafters), registry)
+
+
+def random_subject(
+    name: str, draft: str | None, length: int, device: torch.device, dtype: torch.dtype
+) -> Subject:
+    """Make a target of random weights; its drafts: its own first layers, and a model of another shape."""
+    model = random_model(SHAPES[name], device, dtype)
+    drafters = [drafting_with(truncated(model), "truncated")]
+    if draft is not None:
+        drafters.append(drafting_with(random_model(SHAPES[draft], device, dtype, seed=1), "another_shape"))
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(SHAPES[name].vocab_size, (length,), generator=generator).tolist()
+    return Subject.of(name, model, None, text, drafters)
+
+
+def real_subject(target: str, draft: str | None, device: torch.device, dtype: torch.dtype) -> Subject:
+    """Load checkpoints; the text is that of the built-in questions, one after another."""
+    how: dict[str, Any] = {"device": str(device), "dtype": str(dtype).removeprefix("torch."), "offline": True}
+    model, tokenizer = load_model(target, **how)
+    drafters = []
+    if draft is not None:
+        small, own = load_model(draft, **how)
+        drafters.append(drafting_with(small, "checkpoint", own))
+    prompts = make_prompts(built_in(), tokenizer, chat=False, most=None, answer=lambda *_: "")
+    return Subject.of(target, model, tokenizer, [token for one in prompts for token in one.ids], drafters)

@@ -1,32 +1,58 @@
-"""The report's charts, each narrow enough for a telephone: speed-up, acceptance, cost of a block, time."""
+"""The report's charts, drawn by matplotlib as SVG: speed-up, acceptance, cost of a block, time.
+
+Each is narrow enough for a telephone, and a pointer that rests on a bar or a point is told its figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from xml.dom import minidom
 
-from specdec_core.bench.svg import (
-    INK,
-    MUTED,
-    PLAIN_COLOUR,
-    Point,
-    colour,
-    dot,
-    figure,
-    line,
-    path,
-    rect,
-    text,
-    ticks,
-)
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-_WIDTH = 360.0
-_PLOT = (40.0, 26.0, 340.0, 200.0)  # left, top, right, bottom of a line chart
+INK, MUTED, GRID, LATE = "#1f2328", "#5b6470", "#dfe3e8", "#b3261e"
+_PLAIN = "#8a919b"
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8478f", "#b07d00", "#3aa0d8", "#6f4e9c", "#7a4b1e")
 PARTS = {
     "prefill_seconds": ("reading prompts", "#b9a7d6"),
     "draft_seconds": ("drafting", "#e2a03f"),
     "target_seconds": ("target forwards", "#3f7fb5"),
     "other_seconds": ("other", "#c9ced6"),
+}
+
+_POINTS = 72  # of matplotlib, an inch: one of them is one unit of the drawing
+_WIDTH = 360  # of a drawing: what a telephone shows
+_BAR, _STEP, _FOOT = 13, 40, 28  # of a bar chart: a bar's height, a row's, and what the scale takes
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text, in the page's own font
+    "font.size": 12,
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.spines.bottom": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titlecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 12,
+    "grid.color": GRID,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
 }
 
 Row = Mapping[str, Any]
@@ -35,98 +61,72 @@ Row = Mapping[str, Any]
 def colours(methods: Sequence[str]) -> dict[str, str]:
     """Give each method its colour, the same in every chart; plain decoding is grey."""
     others = [name for name in methods if name != "none"]
-    return {"none": PLAIN_COLOUR} | {name: colour(i) for i, name in enumerate(others)}
+    return {"none": _PLAIN} | {name: _PALETTE[i % len(_PALETTE)] for i, name in enumerate(others)}
 
 
 def speedups(rows: Sequence[Row], paint: Mapping[str, str], largest: float, title: str) -> str:
     """Draw a bar for each method's speed-up, with its interval; panels share the scale up to `largest`."""
-    left, right, top, step = 6.0, _WIDTH - 10, 6.0, 40.0
-    axis = ticks(max(largest, 1.0))
-    bottom = top + step * len(rows)
-
-    def x(value: float) -> float:
-        return left + (right - left) * min(value / axis[-1], 1.0)
-
-    parts = [line((x(value), top), (x(value), bottom)) for value in axis]
-    parts += [text(x(value), bottom + 15, f"{value:g}x", anchor="middle", fill=MUTED) for value in axis[:-1]]
-    for i, row in enumerate(rows):
-        y, value = top + step * i, row["speedup"]
-        low, high = row["speedup_low"], row["speedup_high"]
-        said = f"{value:.2f}x" if low == high else f"{value:.2f}x ({low:.2f}-{high:.2f})"
-        parts.append(text(left + 2, y + 13, shortened(row["method"], 30)))
-        parts.append(text(right, y + 13, said, anchor="end", bold=True, fill=_tone(row)))
-        parts.append(
-            rect(left, y + 19, x(value) - left, 13, paint[row["method"]], f"{row['method']}: {said}")
-        )
-        parts.append(line((x(1), y + 16), (x(1), y + 35), INK, dash="3 2"))
-        if low != high:
-            middle = y + 25.5
-            parts.append(line((x(low), middle), (x(high), middle), INK, width=1.5))
-            parts += [line((x(end), middle - 4), (x(end), middle + 4), INK, width=1.5) for end in (low, high)]
-    return figure(_WIDTH, bottom + 22, parts, title)
+    with _drawing(title) as drawing:
+        axes = drawing.bars(len(rows), max(largest, 1.0), "{:g}x".format)
+        for y, row in enumerate(rows):
+            value, low, high = row["speedup"], row["speedup_low"], row["speedup_high"]
+            said = f"{value:.2f}x" if low == high else f"{value:.2f}x ({low:.2f}-{high:.2f})"
+            drawing.name(axes, y, shortened(row["method"], 30), said, LATE if high < 1 else INK)
+            (bar,) = axes.barh(y, value, _BAR / _STEP, color=paint[row["method"]])
+            drawing.tip(bar, f"{row['method']}: {said}")
+            axes.plot([1, 1], [y - 0.22, y + 0.22], color=INK, linewidth=1, linestyle=(0, (3, 2)))
+            if low != high:
+                ends = [[value - low], [high - value]]
+                axes.errorbar(value, y, xerr=ends, ecolor=INK, elinewidth=1.5, capsize=4, capthick=1.5)
+        return drawing.svg()
 
 
 def acceptance(rows: Sequence[Row], paint: Mapping[str, str], title: str) -> str:
     """Draw the share of rounds that accepted a token at depth 1, 2, ... of each method that tells."""
-    drawn = [row for row in rows if row.get("acceptance_by_depth")]
-    deepest = max((len(row["acceptance_by_depth"]) for row in drawn), default=1)
-    axes = _Axes(deepest, 1.0, "depth", first=1)
-    parts = axes.grid([0, 0.25, 0.5, 0.75, 1.0], "share of rounds", percent=True)
-    for row in drawn:
-        shares, fill = row["acceptance_by_depth"], paint[row["method"]]
-        points = [axes.at(depth, share) for depth, share in enumerate(shares, start=1)]
-        parts.append(path(points, fill))
-        parts += [
-            dot(point, fill, f"{row['method']}, depth {depth}: {share:.0%}")
-            for depth, (point, share) in enumerate(zip(points, shares, strict=True), start=1)
-        ]
-    return figure(_WIDTH, 242, parts, title)
+    with _drawing(title) as drawing:
+        axes = drawing.lines("depth", "share of rounds")
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        for row in rows:
+            shares = row.get("acceptance_by_depth") or []
+            tips = [f"{row['method']}, depth {i}: {share:.0%}" for i, share in enumerate(shares, start=1)]
+            drawing.points(axes, range(1, len(shares) + 1), shares, paint[row["method"]], tips)
+        return drawing.svg()
 
 
 def block_cost(cost: Row, title: str) -> str:
     """Draw t_v(m) / t_v(1), with what a free check and one that costs as much as its tokens would be."""
-    widths = [(m, seconds, ratio) for m, seconds, ratio in cost["widths"]]
-    last, highest = widths[-1][0], max(ratio for _, _, ratio in widths)
-    axis = ticks(max(highest * 1.05, 2.0))
-    axes = _Axes(last, axis[-1], "tokens in the block, m", first=1)
-    parts = axes.grid(axis, "time, in forwards over one token")
-    end = min(last, axis[-1])
-    parts.append(line(axes.at(1, 1), axes.at(end, end), MUTED, dash="2 3"))
-    parts.append(line(axes.at(1, 1), axes.at(last, 1), MUTED, dash="6 3"))
-    points = [axes.at(m, ratio) for m, _, ratio in widths]
-    parts.append(path(points, "#3f7fb5"))
-    for (m, seconds, ratio), point in zip(widths, points, strict=True):
-        parts.append(dot(point, "#3f7fb5", f"m = {m}: {ratio:.2f}x, {seconds * 1000:.2f} ms"))
-    x, y = points[-1]
-    if last > 1:
-        parts.append(text(x - 2, y - 9, f"{widths[-1][2]:.2f}x", anchor="end", bold=True))
-    return figure(_WIDTH, 242, parts, title)
+    widths, _, ratios = zip(*cost["widths"], strict=True)
+    with _drawing(title) as drawing:
+        axes = drawing.lines("tokens in the block, m", "time, in forwards over one token")
+        top = max(1.05 * max(ratios), 2.0)
+        end = min(widths[-1], top)
+        axes.plot([1, end], [1, end], color=MUTED, linewidth=1, linestyle=(0, (2, 3)))
+        axes.plot([1, widths[-1]], [1, 1], color=MUTED, linewidth=1, linestyle=(0, (6, 3)))
+        tips = [f"m = {m}: {r:.2f}x, {s * 1000:.2f} ms" for m, s, r in cost["widths"]]
+        drawing.points(axes, widths, ratios, PARTS["target_seconds"][1], tips)
+        last = (widths[-1], ratios[-1])
+        axes.annotate(
+            f"{ratios[-1]:.2f}x", last, (0, 6), textcoords="offset points", ha="right", weight="bold"
+        )
+        axes.set_ylim(0, top)
+        return drawing.svg()
 
 
 def time_parts(rows: Sequence[Row], title: str) -> str:
     """Draw where a token's time goes: milliseconds by part, a bar for each method."""
-    left, right, top, step = 6.0, _WIDTH - 10, 6.0, 40.0
-    longest = max(row["seconds"] / row["new_tokens"] for row in rows) * 1000
-    axis = ticks(longest)
-    bottom = top + step * len(rows)
-    scale = (right - left) / axis[-1]
-    parts = [line((left + value * scale, top), (left + value * scale, bottom)) for value in axis]
-    parts += [
-        text(left + value * scale, bottom + 15, f"{value:g}", anchor="middle", fill=MUTED)
-        for value in axis[1:-1]
-    ]
-    parts.append(text(right, bottom + 15, "ms a token", anchor="end", fill=MUTED))
-    for i, row in enumerate(rows):
-        y, at = top + step * i, left
-        each = 1000 / row["new_tokens"]
-        parts.append(text(left + 2, y + 13, shortened(row["method"], 36)))
-        parts.append(text(right, y + 13, f"{row['seconds'] * each:.2g} ms", anchor="end", bold=True))
-        for part, (name, fill) in PARTS.items():
-            took = (row[part] or 0.0) * each
-            share = (row[part] or 0.0) / row["seconds"]
-            parts.append(rect(at, y + 19, took * scale, 13, fill, f"{name}: {took:.2f} ms ({share:.0%})"))
-            at += took * scale
-    return figure(_WIDTH, bottom + 22, parts, title)
+    with _drawing(title) as drawing:
+        longest = max(row["seconds"] / row["new_tokens"] for row in rows) * 1000
+        axes = drawing.bars(len(rows), longest, "{:g} ms".format)
+        for y, row in enumerate(rows):
+            at, each = 0.0, 1000 / row["new_tokens"]
+            drawing.name(axes, y, shortened(row["method"], 36), f"{row['seconds'] * each:.3g} ms", INK)
+            for part, (name, fill) in PARTS.items():
+                took = (row[part] or 0.0) * each
+                (bar,) = axes.barh(y, took, _BAR / _STEP, left=at, color=fill)
+                drawing.tip(bar, f"{name}: {took:.2f} ms ({(row[part] or 0.0) / row['seconds']:.0%})")
+                at += took
+        return drawing.svg()
 
 
 def shortened(name: str, most: int) -> str:
@@ -137,35 +137,99 @@ def shortened(name: str, most: int) -> str:
     return f"{name[:head]}…{name[-(most - head - 1) :]}"
 
 
-def _tone(row: Row) -> str:
-    """Red where a method is surely slower than the baseline."""
-    return "#b3261e" if row["speedup_high"] < 1 else INK
+@contextmanager
+def _drawing(title: str) -> Iterator[_Drawing]:
+    """Begin a drawing; what matplotlib is set to elsewhere does not show in it."""
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        # Names are what they are called within a page: those of two drawings must not be the same.
+        mpl.rcParams.update({**_STYLE, "svg.hashsalt": title})
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's font draws it
+        yield _Drawing(title)
 
 
-class _Axes:
-    """The frame of a line chart."""
+class _Drawing:
+    """One figure of the page, and what is said where a pointer rests."""
 
-    def __init__(self, last: float, highest: float, below: str, *, first: float) -> None:
-        self._first, self._last, self._highest, self._below = first, last, highest, below
+    def __init__(self, title: str) -> None:
+        self._title, self._tips, self._figure = title, dict[str, str](), Figure()
 
-    def at(self, x: float, y: float) -> Point:
-        left, top, right, bottom = _PLOT
-        span = max(self._last - self._first, 1e-9)
-        across = (x - self._first) / span if self._last > self._first else 0.5
-        return left + (right - left) * across, bottom - (bottom - top) * y / self._highest
+    def bars(self, count: int, largest: float, scale: Any) -> Axes:
+        """Make room for so many horizontal bars, the first on top, each below its name."""
+        height = _STEP * count + _FOOT
+        axes = self._axes(height, (6, 4, 6, _FOOT))
+        axes.set_ylim(count - 1 + _BAR / _STEP, _BAR / _STEP - 1)
+        ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, largest)
+        axes.set_xlim(0, max(ticks))
+        axes.set_xticks(ticks)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: scale(value)))
+        axes.set_yticks([])
+        first, *_, last = axes.get_xticklabels()
+        first.set_horizontalalignment("left")
+        last.set_horizontalalignment("right")
+        return axes
 
-    def grid(self, values: Sequence[float], beside: str, *, percent: bool = False) -> list[str]:
-        left, _, right, bottom = _PLOT
-        parts = [text(4, 10, beside, fill=MUTED, size=11)]
-        for value in values:
-            y = self.at(self._first, value)[1]
-            said = f"{value:.0%}" if percent else f"{value:g}"
-            parts.append(line((left, y), (right, y)))
-            parts.append(text(left - 5, y + 4, said, anchor="end", fill=MUTED, size=11))
-        step = max(1, round((self._last - self._first) / 8))
-        for value in range(int(self._first), int(self._last) + 1, step):
-            x = self.at(value, 0)[0]
-            parts.append(text(x, bottom + 16, str(value), anchor="middle", fill=MUTED, size=11))
-        parts.append(line((left, bottom), (right, bottom), MUTED))
-        parts.append(text((left + right) / 2, bottom + 34, self._below, anchor="middle", fill=MUTED))
-        return parts
+    def lines(self, below: str, above: str) -> Axes:
+        """Make a frame for lines over whole numbers from 1 on."""
+        axes = self._axes(242, (42, 26, 14, 42))
+        axes.set_title(above, loc="left", x=-0.11)
+        axes.set_xlabel(below)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+        axes.spines["bottom"].set(visible=True, color=MUTED)
+        axes.grid(visible=False, axis="x")
+        return axes
+
+    def _axes(self, height: float, margins: tuple[float, float, float, float]) -> Axes:
+        left, top, right, bottom = margins
+        self._figure.set_size_inches(_WIDTH / _POINTS, height / _POINTS)
+        size = (left / _WIDTH, bottom / height, 1 - (left + right) / _WIDTH, 1 - (top + bottom) / height)
+        return self._figure.add_axes(size)
+
+    def name(self, axes: Axes, y: float, name: str, said: str, tone: str) -> None:
+        """Write above a bar whose it is, and how long."""
+        at = y - 0.4
+        options: dict[str, Any] = {"va": "center", "transform": axes.get_yaxis_transform()}
+        axes.text(0, at, name, ha="left", **options)
+        axes.text(1, at, said, ha="right", color=tone, weight="bold", **options)
+
+    def points(
+        self, axes: Axes, x: Sequence[float], y: Sequence[float], fill: str, tips: Sequence[str]
+    ) -> None:
+        """Draw a line with a point that tells its figures at each place."""
+        axes.plot(x, y, color=fill, linewidth=2)
+        for at, value, said in zip(x, y, tips, strict=True):
+            (point,) = axes.plot(at, value, "o", color=fill, markersize=7, markeredgecolor="white")
+            self.tip(point, said)
+
+    def tip(self, artist: Artist, said: str) -> None:
+        """Say something where a pointer rests on it."""
+        name = f"tip{len(self._tips)}"
+        artist.set_gid(name)
+        self._tips[name] = said
+
+    def svg(self) -> str:
+        """Give the drawing as an element of a page: with its title, and without names that nobody uses."""
+        file = io.BytesIO()
+        self._figure.savefig(
+            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+        document = minidom.parseString(file.getvalue())
+        root: Any = document.documentElement
+        for name in ("width", "height"):  # the page's style says how large; the view box in which form
+            root.removeAttribute(name)
+        root.setAttribute("role", "img")
+        root.setAttribute("aria-label", self._title)
+        _entitle(document, root, self._title)
+        for group in root.getElementsByTagName("g"):
+            if (name := group.getAttribute("id")) in self._tips:
+                _entitle(document, group, self._tips[name])
+            if name:  # clips and markers are used by name, groups are not
+                group.removeAttribute("id")
+        text: str = root.toxml()
+        return text
+
+
+def _entitle(document: minidom.Document, element: Any, said: str) -> None:
+    title = document.createElement("title")
+    title.appendChild(document.createTextNode(said))
+    element.insertBefore(title, element.firstChild)

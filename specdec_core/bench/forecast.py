@@ -5,8 +5,9 @@ depth, and a forward over a block costs what it was measured to cost:
 
     speed-up = (1 + sum_i a_i) / (mean of t_v(m) / t_v(1) + d)
 
-a_i: share of rounds that accepted a token at depth i. m: tokens of a block, over all forwards there were.
+a_i: share of the rounds that accepted a token at depth i. m: tokens of a block, over all forwards there were.
 d: seconds of drafting a forward, over t_v(1); c = d / (drafted tokens a round): the cost of one of them.
+All behind the prompts' own rounds, in which prompts are read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def predict(method: Figures, plain: Figures, curve: CostCurve, measured: float) 
     measured: its speed-up over plain decoding, as measured.
     """
     one = one_token_seconds(plain)
-    shares = method.acceptance_by_depth
+    shares = method.decode_by_depth
     if shares is None or method.draft_seconds is None or not one or not method.decode_forwards:
         return None
     tokens = expected_tokens_by_depth(shares)

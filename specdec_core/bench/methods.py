@@ -1,8 +1,9 @@
-"""What is measured: a drafter with its verifier and draft length, or one of transformers' own ways."""
+"""What is measured: a drafter with its verifier and length, one of transformers' own ways, or a program."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -22,14 +23,23 @@ _DEPTH = re.compile(r"auto|[0-9]+")
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method as the user wrote it: `DRAFTER[@K][@VERIFIER]`, or a reference, which begins with `hf`."""
+    """A method as the user wrote it.
 
-    text: str
-    drafter: str  # of a reference: "hf", "prompt_lookup" or "assistant"
+    `DRAFTER[@K][@VERIFIER]`, a reference, which begins with `hf`, or a program: `process:NAME=COMMAND`.
+    """
+
+    text: str  # `process:NAME` of a program
+    drafter: str = ""  # of a reference: "hf", "prompt_lookup" or "assistant"
     reference: bool = False
     options: dict[str, str] = field(default_factory=dict)  # of a reference
+    command: tuple[str, ...] = ()  # of a program
     draft_tokens: DraftTokens = "auto"
     verifier: str = "auto"
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a drafter of specdec."""
+        return not self.reference and not self.command
 
 
 @dataclass
@@ -38,14 +48,16 @@ class Run:
 
     seconds: float
     token_ids: list[list[int]]  # generated, of each prompt
-    forwards: int  # of the target
+    forwards: int | None  # of the target; None: not known
     rounds: int = 0  # of all rows, a prompt's first one included
     drafted: int = 0
     accepted: int = 0
     histogram: list[int] | None = None  # rounds by tokens accepted; None: not known
     widths: dict[int, int] = field(default_factory=dict)  # tokens a row of a block -> forwards behind prompts
     block_rows: int = 0  # rows of those forwards, all together
-    prefill_seconds: float | None = None
+    first_tokens: int | None = None  # generated in the prompts' own rounds; None: not known
+    first_histogram: list[int] | None = None  # those rounds by tokens accepted; `histogram` counts them, too
+    prefill_seconds: float | None = None  # of those rounds
     draft_seconds: float | None = None  # None: not told apart from other time
     target_seconds: float | None = None
 
@@ -103,6 +115,8 @@ def parse_method(text: str, draft_tokens: DraftTokens = "auto", verifier: str = 
     """
     if text == "hf" or text.startswith("hf:"):
         return _reference(text)
+    if text.startswith("process:"):
+        return _program(text)
     drafter, *choices = text.split("@")
     depths = [choice for choice in choices if _DEPTH.fullmatch(choice)]
     verifiers = [choice for choice in choices if not _DEPTH.fullmatch(choice)]
@@ -126,10 +140,13 @@ def parse_methods(
     Raises:
         InvalidSpec: as `parse_method`, or one is there twice.
     """
-    for text in texts:
-        if texts.count(text) > 1:
-            raise InvalidSpec(f"method {text!r} is given twice; keep one")
-    return [parse_method(text, draft_tokens, verifier) for text in dict.fromkeys([PLAIN, *texts])]
+    specs = [parse_method(text, draft_tokens, verifier) for text in texts]
+    names = [spec.text for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidSpec(f"method {name!r} is given twice; keep one")
+    plain = parse_method(PLAIN, draft_tokens, verifier)
+    return [plain, *(spec for spec in specs if spec.text != PLAIN)]
 
 
 def checked(method: Method, prompts: Sequence[Any], names: Sequence[str], run: Run) -> Run:
@@ -144,6 +161,18 @@ def checked(method: Method, prompts: Sequence[Any], names: Sequence[str], run: R
         if not ids:
             raise SpecdecError(f"{method.name} generated nothing for prompt {name}")
     return run
+
+
+def _program(text: str) -> MethodSpec:
+    """Read `process:NAME=COMMAND`."""
+    name, _, command = text.removeprefix("process:").partition("=")
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidSpec(f"method {text!r}: {error} in its command") from error
+    if not name or not words:
+        raise InvalidSpec(f"method {text!r}: write process:NAME=COMMAND")
+    return MethodSpec(f"process:{name}", command=words)
 
 
 _OPTIONS = {

@@ -56,9 +56,13 @@ class Ours:
         """Generate, and count rounds as they come."""
         book = _Book()
         settle(self.decoder.target.device)
-        began = time.perf_counter()
+        began = last = time.perf_counter()
         for done in self.decoder.rounds([list(prompt) for prompt in prompts], list(params)):
-            book.add(done)
+            if done.batch.first:  # what it left the device to do is its own
+                settle(self.decoder.target.device)
+            now = time.perf_counter()
+            book.add(done, now - last)
+            last = now
         settle(self.decoder.target.device)
         seconds = time.perf_counter() - began
         return book.run(seconds)
@@ -77,10 +81,11 @@ class Ours:
         while True:
             began = time.perf_counter()
             done = next(rounds, None)
-            seconds += time.perf_counter() - began
+            took = time.perf_counter() - began
+            seconds += took
             if done is None:
                 return book.run(seconds)
-            book.add(done)
+            book.add(done, took)
             yield seconds
 
 
@@ -92,17 +97,21 @@ class _Book:
         self._widths: Counter[int] = Counter()
         self._seconds: Counter[str] = Counter()
         self._rounds = self._block_rows = 0
+        self._first = Stats()  # of the prompts' own rounds
 
-    def add(self, done: Round) -> None:
+    def add(self, done: Round, took: float) -> None:
+        """Add a round; a first one is the prompt's as a whole: a drafter's own model reads it there, too."""
         self._rounds += 1
-        for part, seconds in done.seconds.items():
-            reads = done.batch.first and part == "draft"  # a drafter's own model reads the prompt, too
-            self._seconds["prefill" if reads else part] += seconds  # type: ignore[assignment]
         if done.batch.first:
-            self._rows.update((row.id, row) for row in done.batch.rows)
-        else:
-            self._widths[1 + done.draft.nodes] += 1
-            self._block_rows += len(done.batch.rows)
+            self._seconds["prefill"] += took  # type: ignore[assignment]
+            new = [row for row in done.batch.rows if row.id not in self._rows]
+            self._rows.update((row.id, row) for row in new)
+            self._first = Stats.pooled([self._first, *(row.stats for row in new)])
+            return
+        for part in ("draft", "target"):
+            self._seconds[part] += done.seconds.get(part, 0.0)  # type: ignore[assignment]
+        self._widths[1 + done.draft.nodes] += 1
+        self._block_rows += len(done.batch.rows)
 
     def run(self, seconds: float) -> Run:
         rows = [self._rows[row] for row in sorted(self._rows)]  # ids rise in the order of the prompts
@@ -117,6 +126,8 @@ class _Book:
             histogram=total.acceptance_histogram,
             widths=dict(self._widths),
             block_rows=self._block_rows,
+            first_tokens=self._first.new_tokens,
+            first_histogram=self._first.acceptance_histogram,
             prefill_seconds=self._seconds["prefill"],
             draft_seconds=self._seconds["draft"],
             target_seconds=self._seconds["target"],

@@ -53,9 +53,12 @@ def make_prompts(
     for question in questions:
         said: list[dict[str, str]] = []
         for number, turn in enumerate(question.turns, start=1):
-            said.append({"role": "user", "content": turn})
             name = question.question_id if number == 1 else f"{question.question_id}#{number}"
-            ids = _encoded(said, tokenizer, chat)
+            if isinstance(turn, str):
+                said.append({"role": "user", "content": turn})
+                ids = _encoded(said, tokenizer, chat)
+            else:
+                ids = turn
             if most is not None and len(ids) > most:
                 raise InvalidParameter(
                     f"question {name} has {len(ids)} tokens, and the context leaves {most}; leave it out, or "

@@ -2,6 +2,7 @@
 
 Xia et al. 2024, "Unlocking Efficiency in Large Language Model Inference: A Comprehensive Survey of
 Speculative Decoding" (arXiv 2401.07851): one JSON object a line, `{"question_id", "category", "turns"}`.
+Where turns hold one list of token ids instead of texts, that is the prompt as it is.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ BUILT_IN = "built-in"
 
 @dataclass(frozen=True)
 class Question:
-    """What a user says, turn by turn."""
+    """What a user says, turn by turn; or a prompt of given token ids, as the only turn."""
 
     question_id: str
     category: str
-    turns: tuple[str, ...]
+    turns: tuple[str | tuple[int, ...], ...]
 
 
 def built_in() -> list[Question]:
@@ -107,10 +108,27 @@ def _question(line: str, where: str) -> Question:
     for field in ("question_id", "category", "turns"):
         if field not in value:
             raise InvalidParameter(f"{where}: {field} is missing; give question_id, category and turns")
-    turns = value["turns"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise InvalidParameter(f"{where}: turns must be a list of texts that are not empty")
-    return Question(str(value["question_id"]), str(value["category"]), tuple(turns))
+    turns = _turns(value["turns"])
+    if not turns:
+        raise InvalidParameter(
+            f"{where}: turns must be a list of texts that are not empty, or hold one list of token ids"
+        )
+    return Question(str(value["question_id"]), str(value["category"]), turns)
+
+
+def _turns(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Check the turns of a question; empty if they are none."""
+    if not isinstance(value, list):
+        return ()
+    if all(isinstance(turn, str) and turn for turn in value):
+        return tuple(value)
+    if len(value) == 1 and isinstance(value[0], list) and value[0] and all(map(_is_id, value[0])):
+        return (tuple(value[0]),)
+    return ()
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def digest(questions: Sequence[Question]) -> str:

@@ -72,7 +72,7 @@ class Reference:
     @contextmanager
     def _watched(self) -> Iterator[_Seen]:
         """Watch the target, without the settings that come with it: what is not said would be filled in."""
-        seen, own = _Seen(), self._model.generation_config
+        seen, own = _Seen(self._device), self._model.generation_config
         hooks = [
             self._model.register_forward_pre_hook(seen.before, with_kwargs=True),
             self._model.register_forward_hook(seen.after),
@@ -89,7 +89,8 @@ class Reference:
 class _Seen:
     """The target's forwards during a run."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.widths: list[int] = []
         self.seconds: list[float] = []
         self._began = 0.0
@@ -101,6 +102,8 @@ class _Seen:
         self._began = time.perf_counter()
 
     def after(self, module: object, args: object, output: object) -> None:
+        if not self.seconds:  # the prompt's; later ones are not waited for
+            settle(self._device)
         self.seconds.append(time.perf_counter() - self._began)
 
 
@@ -121,7 +124,8 @@ def _run(seconds: float, token_ids: list[list[int]], seen: _Seen, prompt: int, d
         accepted=new - rounds if drafted else 0,
         widths={width: later.count(width) for width in sorted(set(later))},
         block_rows=rows * len(later),
-        prefill_seconds=seen.seconds[0] if timed else None,
+        first_tokens=None if drafted else rows,
+        prefill_seconds=seen.seconds[0],
         target_seconds=sum(seen.seconds[1:]) if timed else None,
     )
 

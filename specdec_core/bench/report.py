@@ -20,7 +20,8 @@ def make_report(record: Record, baseline: str, skipped: dict[str, str]) -> dict[
 
     Returns:
         settings; starts (argv, environment and time of each); baseline; results: a list of sections, one for
-        each batch size and temperature, with figures by category and method; costs: t_v(m); skipped.
+        each batch size and temperature, with figures by category and method; costs: t_v(m); waits: of the
+        host for a CUDA device, round by round, with their places; skipped.
     """
     settings = {k: v for k, v in next(record.of("settings")).items() if k != "kind"}
     curves = {line["batch"]: CostCurve.of(line) for line in record.of("cost")}
@@ -39,6 +40,7 @@ def make_report(record: Record, baseline: str, skipped: dict[str, str]) -> dict[
             for (batch, temperature), own in sections.items()
         ],
         "costs": [curve.to_dict() for curve in curves.values()],
+        "waits": [{k: v for k, v in line.items() if k != "kind"} for line in record.of("waits")],
         "skipped": skipped,
     }
 
@@ -91,13 +93,28 @@ def verdict(row: Mapping[str, Any], baseline: str) -> str:
     return f"no difference that shows ({ratio:.2f}x, between {low:.2f}x and {high:.2f}x)"
 
 
+def slower_in(method: str, parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the categories in which a method is surely slower than the baseline; `parts` begins with all."""
+    return [
+        f"{part['category']} ({row['speedup']:.2f}x)"
+        for part in parts[1:]
+        for row in part["methods"]
+        if row["method"] == method and row["speedup_high"] < 1
+    ]
+
+
 def ids_shown(row: Mapping[str, Any], section: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Say how many prompts gave the baseline's ids; a dash where nobody promised it."""
     sampled = bool(section["temperature"])
-    drawn_apart = sampled and (settings["seed"] is None or row["method"].startswith("hf"))
-    if drawn_apart or (sampled and str(section["baseline"]).startswith("hf")):
+    names = (row["method"], section["baseline"])
+    if sampled and (settings["seed"] is None or any(map(_draws_its_own, names))):
         return "-"
     return f"{row['same_ids']}/{row['prompts']}"
+
+
+def _draws_its_own(method: str) -> bool:
+    """Whether it is not specdec that draws, by a seed that makes one text of it."""
+    return method.startswith(("hf", "process:"))
 
 
 def prediction_text(row: Mapping[str, Any]) -> str:

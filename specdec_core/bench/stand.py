@@ -9,6 +9,7 @@ import torch
 
 from specdec_core.engine.decoder import SpecDecoder
 from specdec_core.model.faster.optimize import Optimizations, optimized
+from specdec_core.model.graphs import Capture
 from specdec_core.plugins.registry import Registry
 
 
@@ -31,6 +32,8 @@ class Stand:
     registry: Registry
     options: dict[str, Any]  # of every decoder
     loading: dict[str, Any]  # of an assistant model
+    target: str = ""  # its name, for a program that loads it itself
+    revision: str | None = None
 
     @classmethod
     def of(
@@ -40,12 +43,16 @@ class Stand:
         registry: Registry,
         *,
         optimize: str = "none",
+        capture: Capture | None = None,
         alone: bool = False,
+        target: str = "",
         **loading: Any,
     ) -> Stand:
         """Make the target faster.
 
+        capture: how forwards run; None: as they would.
         alone: in place: nobody needs it as it was loaded.
+        target: what it was loaded from.
 
         Raises:
             InvalidParameter: an optimization is unknown.
@@ -55,7 +62,8 @@ class Stand:
         options: dict[str, Any] = {
             name: loading[name] for name in ("offline", "trust_remote_code") if name in loading
         }
-        return cls(model, fast, tokenizer, registry, {**options, "optimize": wanted.known()}, options)
+        ours = {**options, "optimize": wanted.known(), "capture": capture}
+        return cls(model, fast, tokenizer, registry, ours, options, target, loading.get("revision"))
 
     def decoder(self, **options: Any) -> SpecDecoder:
         """Build a decoder for measurements: a failure is one, and every prompt is fed anew."""

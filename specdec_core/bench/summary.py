@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from specdec_core.bench.methods import PLAIN, Run
-from specdec_core.bench.statistics import Interval, bootstrap
+from specdec_core.bench.statistics import Interval, bootstrap, typical_ratio
 
 ALL = "all"
 
@@ -31,14 +31,19 @@ class Figures:
     new_tokens: int
     seconds: float
     speedup: Interval
+    decode_speedup: (
+        float | None
+    )  # what stands behind the prompts; None: one of the two does not tell it apart
     same_ids: int  # prompts whose ids are the baseline's in every repeat
-    forwards: int
+    forwards: int | None
     rounds: int
     drafted: int
     accepted: int
     acceptance_by_depth: list[float] | None
+    decode_by_depth: list[float] | None  # the same behind the prompts' own rounds
     widths: dict[int, int]
     block_rows: int
+    first_tokens: int | None
     prefill_seconds: float | None
     draft_seconds: float | None
     target_seconds: float | None
@@ -47,6 +52,13 @@ class Figures:
     def tokens_per_second(self) -> float:
         """New tokens of all rows over seconds."""
         return self.new_tokens / self.seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """The same behind the prompts' own rounds; None where that is not known, or there is nothing."""
+        if self.prefill_seconds is None or self.first_tokens in (None, self.new_tokens):
+            return None
+        return (self.new_tokens - (self.first_tokens or 0)) / (self.seconds - self.prefill_seconds)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -85,9 +97,11 @@ class Figures:
             "speedup": self.speedup.value,
             "speedup_low": self.speedup.low,
             "speedup_high": self.speedup.high,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "decode_speedup": self.decode_speedup,
             "same_ids": self.same_ids,
-            "forwards": self._each(self.forwards),
-            "forwards_per_token": self.forwards / self.new_tokens,
+            "forwards": None if self.forwards is None else self._each(self.forwards),
+            "forwards_per_token": None if self.forwards is None else self.forwards / self.new_tokens,
             "rounds": self._each(self.rounds),
             "drafted": self._each(self.drafted),
             "accepted": self._each(self.accepted),
@@ -116,7 +130,7 @@ def summarize(units: Sequence[dict[str, Any]], method: str, baseline: str) -> Fi
     categories: dict[str, list[dict[str, Any]]] = {}
     for unit in units:
         categories.setdefault(unit["category"], []).append(unit)
-    strata = [_ratios(own, method, baseline) for own in categories.values()]
+    strata = [_ratios(own, method, baseline, _rate) for own in categories.values()]
     runs, base = _runs(units, method), _runs(units, baseline)
     every = [run for repeats in runs.values() for run in repeats]
     return Figures(
@@ -127,13 +141,16 @@ def summarize(units: Sequence[dict[str, Any]], method: str, baseline: str) -> Fi
         seconds=_median_seconds(runs, "seconds") or 0.0,
         speedup=bootstrap(strata),
         same_ids=sum(_same(runs[group], base[group]) for group in runs),
-        forwards=sum(run.forwards for run in every),
+        decode_speedup=_decode_speedup(list(categories.values()), method, baseline),
+        forwards=_known_sum(run.forwards for run in every),
         rounds=sum(run.rounds for run in every),
         drafted=sum(run.drafted for run in every),
         accepted=sum(run.accepted for run in every),
-        acceptance_by_depth=_by_depth(every),
+        acceptance_by_depth=_by_depth([run.histogram for run in every]),
+        decode_by_depth=_by_depth([_decode_histogram(run) for run in every]),
         widths=dict(_added(run.widths for run in every)),
         block_rows=sum(run.block_rows for run in every),
+        first_tokens=_known_sum(run.first_tokens for run in every),
         prefill_seconds=_median_seconds(runs, "prefill_seconds"),
         draft_seconds=_median_seconds(runs, "draft_seconds"),
         target_seconds=_median_seconds(runs, "target_seconds"),
@@ -154,13 +171,42 @@ def _runs(units: Iterable[dict[str, Any]], method: str) -> Runs:
     return runs
 
 
-def _ratios(units: Iterable[dict[str, Any]], method: str, baseline: str) -> list[list[float]]:
+def _ratios(
+    units: Iterable[dict[str, Any]], method: str, baseline: str, rate: Callable[[Run], float]
+) -> list[list[float]]:
     ratios: dict[str, list[float]] = {}
     for unit in units:
         run, base = (Run.of(unit["runs"][name]) for name in (method, baseline))
-        rate, other = run.new_tokens / run.seconds, base.new_tokens / base.seconds
-        ratios.setdefault(unit["group"], []).append(rate / other)
+        ratios.setdefault(unit["group"], []).append(rate(run) / rate(base))
     return list(ratios.values())
+
+
+def _rate(run: Run) -> float:
+    """Tokens a second."""
+    return run.new_tokens / run.seconds
+
+
+def _decode_rate(run: Run) -> float:
+    """Tokens a second behind the prompts' own rounds; 0 where that is not known, or there are none."""
+    if run.prefill_seconds is None or run.first_tokens is None:
+        return 0.0
+    return (run.new_tokens - run.first_tokens) / (run.seconds - run.prefill_seconds)
+
+
+def _decode_speedup(
+    categories: Sequence[Sequence[dict[str, Any]]], method: str, baseline: str
+) -> float | None:
+    """Compare what stands behind the prompts, where both tell it in every run."""
+    runs = [Run.of(unit["runs"][name]) for own in categories for unit in own for name in (method, baseline)]
+    if not all(_decode_rate(run) for run in runs):
+        return None
+    return typical_ratio([_ratios(own, method, baseline, _decode_rate) for own in categories])
+
+
+def _known_sum(values: Iterable[int | None]) -> int | None:
+    """Add up; None where one is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _median_seconds(runs: Runs, part: str) -> float | None:
@@ -181,15 +227,22 @@ def _same(runs: Sequence[Run], base: Sequence[Run]) -> int:
     return sum(all(a.token_ids[row] == b.token_ids[row] for a, b in pairs) for row in rows)
 
 
-def _by_depth(runs: Sequence[Run]) -> list[float] | None:
-    """Pool the histograms: share of all rounds that accepted a token at depth 1, 2, ..."""
+def _by_depth(histograms: Sequence[list[int] | None]) -> list[float] | None:
+    """Pool histograms: share of their rounds that accepted a token at depth 1, 2, ..."""
     pooled: list[int] = []
-    for run in runs:
-        if run.histogram is None:
+    for histogram in histograms:
+        if histogram is None:
             return None
-        pooled = [a + b for a, b in zip_longest(pooled, run.histogram, fillvalue=0)]
+        pooled = [a + b for a, b in zip_longest(pooled, histogram, fillvalue=0)]
     rounds = sum(pooled)
-    return [sum(pooled[depth:]) / rounds for depth in range(1, len(pooled))]
+    return [sum(pooled[depth:]) / rounds for depth in range(1, len(pooled))] if rounds else []
+
+
+def _decode_histogram(run: Run) -> list[int] | None:
+    """Give the rounds behind the prompts' own, by tokens accepted."""
+    if run.histogram is None:
+        return None
+    return [a - b for a, b in zip_longest(run.histogram, run.first_histogram or [], fillvalue=0)]
 
 
 def _added(counts: Iterable[dict[int, int]]) -> Counter[int]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from specdec_core.cli.groups import Model, grouped
 from specdec_core.cli.loading import discover, say_if_demo
 from specdec_core.cli.quiet import quiet, silent_transformers
 from specdec_core.cli.report import print_json
-from specdec_core.contract.errors import InvalidParameter
+from specdec_core.contract.errors import InvalidParameter, UsageError
 from specdec_core.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ Methods = Annotated[
         "-m",
         metavar="METHOD",
         help="A drafter, as in prompt_lookup:max_ngram=3, with @K for its draft length and @VERIFIER as "
-        f"wanted (prompt_lookup@4); or what transformers does: {REFERENCES}. May be repeated; plain "
-        "decoding, none, is always measured. Unset: prompt_lookup and hf.",
+        f"wanted (prompt_lookup@4); what transformers does: {REFERENCES}; or a program that generates: "
+        "process:NAME=COMMAND. May be repeated; plain decoding, none, is always measured. Unset: "
+        "prompt_lookup and hf.",
         show_default=False,
     ),
 ]
@@ -66,6 +68,14 @@ Temperatures = Annotated[
 Repeats = Annotated[
     int,
     _what(metavar="N", parser=options.whole_number, help="How often each prompt is measured; at least 3."),
+]
+Widths = Annotated[
+    str | None,
+    _what(
+        metavar="N,N,...",
+        help="Tokens of the blocks whose cost is timed; unset: up to the widest draft.",
+        show_default=False,
+    ),
 ]
 Baseline = Annotated[
     str, _what(metavar="METHOD", help="The method that speed-ups and ids are compared with.")
@@ -125,6 +135,7 @@ def bench(
     batch_size: Batches = "1",
     temperature: Temperatures = "0",
     repeats: Repeats = 3,
+    block_widths: Widths = None,
     *,
     sampling: BenchSampling,
     output: Output = None,
@@ -147,6 +158,7 @@ def bench(
     wanted = chosen_questions(questions, categories, limit)
     batches = [_whole("--batch-size", part) for part in batch_size.split(",")]
     temperatures = [_number("--temperature", part) for part in temperature.split(",")]
+    widths = [_whole("--block-widths", part) for part in block_widths.split(",")] if block_widths else []
     params = sampling.params()
     _check_html(html)
     with quiet(offline=model.offline, debug=debug) as out, silent_transformers(debug=debug):
@@ -167,6 +179,7 @@ def bench(
             chat=chat,
             revision=model.revision,
             optimize=model.optimize,
+            widths=widths,
         )
         registry = discover(no_plugin or ())
         asked.check(registry)
@@ -210,8 +223,10 @@ def _number(name: str, text: str) -> float:
 
 
 def _check_html(file: str | None) -> None:
-    """Find out before hours of measuring that a file cannot be written."""
+    """Find out before hours of measuring that a page cannot be drawn, or its file not be written."""
     if file is not None:
+        if find_spec("matplotlib") is None:
+            raise UsageError("--html needs matplotlib: pip install 'specdec-core[bench]'")
         folder = Path(file).expanduser().parent
         if not folder.is_dir() or Path(file).expanduser().is_dir():
             raise InvalidParameter(

@@ -41,6 +41,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     for name, reason in report["skipped"].items():
         print(f"\nleft out: {name}: {reason}")
     _print_costs(report["costs"])
+    _print_waits(report["waits"])
 
 
 def _print_section(section: Row, settings: Row) -> None:
@@ -103,16 +104,11 @@ def _print_categories(parts: Sequence[Row]) -> None:
 
 def _sentences(row: Row, parts: Sequence[Row], section: Row, settings: Row) -> list[str]:
     """Say plainly what a method gave, where it lost, and whether it said the same."""
-    from specdec_core.bench.report import ids_shown, prediction_text, verdict
+    from specdec_core.bench.report import ids_shown, prediction_text, slower_in, verdict
 
     baseline, name = section["baseline"], row["method"]
     found = [] if name == baseline else [verdict(row, baseline)]
-    slower = [
-        f"{part['category']} ({other['speedup']:.2f}x)"
-        for part in parts[1:]
-        for other in part["methods"]
-        if other["method"] == name and other["speedup_high"] < 1
-    ]
+    slower = slower_in(name, parts)
     if slower and name != baseline:
         found.append(f"slower than {baseline} in {', '.join(slower)}")
     if said := prediction_text(row):
@@ -131,3 +127,13 @@ def _print_costs(costs: Sequence[Row]) -> None:
             said = ", ".join(f"{m}: {ratio:.2f}x" for m, _, ratio in cost["widths"])
             where = f"batch {cost['batch']}, behind {cost['context']} tokens"
             print(f"\ncost of a block of m tokens, {where}: {said}")
+
+
+def _print_waits(waits: Sequence[Row]) -> None:
+    """Say how often a round waits for a GPU: once is what it takes to read what was accepted."""
+    for found in waits:
+        counts = found["counts"]
+        if counts:
+            where = f": {', '.join(found['places'])}" if max(counts) > 1 else ""
+            mean = sum(counts) / len(counts)
+            print_text(f"\n{found['method']}: a round waits {mean:.3g} times for the device{where}")

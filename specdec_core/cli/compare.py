@@ -79,23 +79,24 @@ def compare(
         from specdec_core.bench.compare import compare as compared
         from specdec_core.bench.compare import worst
         from specdec_core.bench.replay import Replayer
-        from specdec_core.bench.session import make_method, plain_answers
+        from specdec_core.bench.session import made, plain_answers
         from specdec_core.bench.stand import Stand
         from specdec_core.model.loading import load_model
 
         registry = discover(no_plugin or ())
         loaded, tokenizer = load_model(target, **model.loading)
         say_if_demo(model)
-        stand = Stand.of(loaded, tokenizer, registry, optimize=model.optimize, **model.loading)
-        ways: Any = tuple(make_method(spec, stand) for spec in specs)
+        stand = Stand.of(loaded, tokenizer, registry, optimize=model.optimize, target=target, **model.loading)
         prompts = plain_answers(stand, wanted, chat, params) if text is None else _one(text, tokenizer)
         found: list[Comparison] = []
-        for one in compared(ways, prompts, params, Replayer(loaded), tokenizer):
-            found.append(one)
-            if not as_json:
-                print(_line(one, first, second), file=out, flush=True)
+        with made(specs, stand) as ways:
+            pair: Any = tuple(ways)
+            for one in compared(pair, prompts, params, Replayer(loaded), tokenizer):
+                found.append(one)
+                if not as_json:
+                    print(_line(one, first, second), file=out, flush=True)
+            notes = _notes(pair, params)
         outcome = worst(found)
-        notes = _notes(ways, params)
         if as_json:
             print_json(
                 {

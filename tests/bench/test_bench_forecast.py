@@ -26,14 +26,17 @@ def figures(method: str = "fast", **changes: Any) -> Figures:
         "new_tokens": 100,
         "seconds": 1.0,
         "speedup": Interval(1.0, 1.0, 1.0),
+        "decode_speedup": 1.0,
         "same_ids": 1,
         "forwards": 50,
         "rounds": 50,
         "drafted": 200,
         "accepted": 50,
-        "acceptance_by_depth": [0.6, 0.4],
+        "acceptance_by_depth": [0.5, 0.5],
+        "decode_by_depth": [0.6, 0.4],
         "widths": {5: 49},
         "block_rows": 49,
+        "first_tokens": 1,
         "prefill_seconds": 0.0,
         "draft_seconds": 0.098,
         "target_seconds": 0.9,
@@ -48,6 +51,7 @@ PLAIN = figures(
     drafted=0,
     accepted=0,
     acceptance_by_depth=[],
+    decode_by_depth=[],
     widths={1: 99},
     block_rows=99,
     draft_seconds=0.0,
@@ -105,7 +109,7 @@ def test_thin_blocks_of_a_batch_are_named() -> None:
 
 
 def test_a_method_that_does_not_tell_gets_no_prediction() -> None:
-    assert predict(figures(acceptance_by_depth=None), PLAIN, CURVE, 1.0) is None
+    assert predict(figures(decode_by_depth=None), PLAIN, CURVE, 1.0) is None
     assert predict(figures(draft_seconds=None), PLAIN, CURVE, 1.0) is None
 
 

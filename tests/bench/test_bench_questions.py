@@ -47,6 +47,19 @@ def test_a_file_of_spec_bench(tmp_path: Path) -> None:
     ]
 
 
+def test_a_prompt_of_token_ids_is_taken_as_it_is(tmp_path: Path) -> None:
+    """With a template or without a tokenizer; and two lists of ids are two questions."""
+    file = tmp_path / "q.jsonl"
+    file.write_text('{"question_id": 1, "category": "c", "turns": [[3, 1, 2]]}')
+    questions = read_questions(str(file))
+    assert questions == [Question("1", "c", ((3, 1, 2),))]
+    for tokenizer, chat in ((byte_tokenizer(), True), (None, False)):
+        [made] = make_prompts(questions, tokenizer, chat=chat, most=3, answer=lambda *_: "")
+        assert made == BenchPrompt("1", "c", (3, 1, 2))
+    with pytest.raises(SpecdecError, match="question 1 has 3 tokens, and the context leaves 2"):
+        make_prompts(questions, None, chat=False, most=2, answer=lambda *_: "")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -55,6 +68,11 @@ def test_a_file_of_spec_bench(tmp_path: Path) -> None:
         ('{"question_id": 2, "turns": ["x"]}', "line 2: category is missing"),
         ('{"question_id": 2, "category": "c", "turns": []}', "line 2: turns must be"),
         ('{"question_id": 2, "category": "c", "turns": "x"}', "line 2: turns must be"),
+        ('{"question_id": 2, "category": "c", "turns": [[]]}', "line 2: turns must be"),
+        ('{"question_id": 2, "category": "c", "turns": [[1], [2]]}', "line 2: turns must be"),
+        ('{"question_id": 2, "category": "c", "turns": ["x", [2]]}', "line 2: turns must be"),
+        ('{"question_id": 2, "category": "c", "turns": [[1, -1]]}', "line 2: turns must be"),
+        ('{"question_id": 2, "category": "c", "turns": [[true]]}', "line 2: turns must be"),
         ('{"question_id": 1, "category": "c", "turns": ["x"]}', "question_id 1 is there twice"),
     ],
 )

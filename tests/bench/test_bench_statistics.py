@@ -105,6 +105,51 @@ def test_figures_by_hand() -> None:
     assert summarize(units, "none", "none").speedup.value == 1
 
 
+def test_what_stands_behind_the_prompts_by_hand() -> None:
+    """The prompts' own rounds, with what was accepted in them, are in neither rates nor acceptance."""
+    ids = [[1, 2, 3, 4, 5, 6]]
+    plain = {"first_tokens": 1, "first_histogram": [1], "prefill_seconds": 1.0}
+    drafted = {
+        "rounds": 3,
+        "drafted": 6,
+        "accepted": 3,
+        "histogram": [1, 1, 1],
+        "first_tokens": 3,
+        "first_histogram": [0, 0, 1],
+        "prefill_seconds": 2.0,
+    }
+    units = [unit("a", repeat, run(6, ids, **plain), run(3.5, ids, **drafted)) for repeat in (1, 2, 3)]
+    found = summarize(units, "fast", "none")
+    row, base = found.to_dict(), summarize(units, "none", "none").to_dict()
+    assert base["decode_tokens_per_second"] == pytest.approx(5 / 5)
+    assert row["decode_tokens_per_second"] == pytest.approx(3 / 1.5)
+    assert (row["decode_speedup"], base["decode_speedup"]) == pytest.approx((2, 1))
+    assert row["acceptance_by_depth"] == pytest.approx([2 / 3, 1 / 3])
+    assert found.decode_by_depth == pytest.approx([1 / 2, 0])
+
+
+@pytest.mark.parametrize("unknown", ["first_tokens", "prefill_seconds"])
+def test_what_stands_behind_the_prompts_may_be_unknown(unknown: str) -> None:
+    known = {"first_tokens": 1, "first_histogram": [1]}
+    units = [unit("a", 1, run(4, [[1, 2]], **known), run(4, [[1, 2]], **known) | {unknown: None})]
+    row, base = (summarize(units, name, "none").to_dict() for name in ("fast", "none"))
+    assert (row["decode_tokens_per_second"], row["decode_speedup"]) == (None, None)
+    assert base["decode_speedup"] == 1
+    assert summarize(units, "none", "fast").decode_speedup is None
+
+
+def test_forwards_that_nobody_counted_are_unknown() -> None:
+    units = [unit("a", 1, run(1, [[1]]), run(1, [[1]], forwards=None))]
+    row = summarize(units, "fast", "none").to_dict()
+    assert (row["forwards"], row["forwards_per_token"]) == (None, None)
+
+
+def test_a_text_of_its_first_round_alone_has_nothing_behind_it() -> None:
+    one = run(1, [[1]], rounds=1, histogram=[1], widths={}, first_tokens=1, first_histogram=[1])
+    found = summarize([unit("a", 1, one, one)], "fast", "none")
+    assert (found.decode_tokens_per_second, found.decode_speedup, found.decode_by_depth) == (None, None, [])
+
+
 def test_ids_must_agree_in_every_repeat() -> None:
     same, other = [[1, 2], [3]], [[1, 2], [4]]
     units = [unit("a", 1, run(1, same), run(1, same)), unit("a", 2, run(1, same), run(1, other))]

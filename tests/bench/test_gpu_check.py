@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -18,9 +17,8 @@ from typing import Any
 import pytest
 import torch
 from cli_support import make_model
-from tiny import tiny_model
 
-from specdec_core import RowDrafter, RowDrafterConfig, SpecDecoder
+from specdec_core.bench import cost
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this tree")
@@ -42,7 +40,9 @@ def done(tmp_path_factory: pytest.TempPathFactory, _on_path: None) -> tuple[int,
     """One run: its status, its lines and its report."""
     out = tmp_path_factory.mktemp("gpu_check")
     options = ["--tiny", "--device", "cpu", "--out", str(out), "--modes", "graphs,eager", "--no-tests"]
-    status = module("gpu_check").main(options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "_CYCLES", 1)
+        status = module("gpu_check").main(options)
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return status, lines, (out / "report.md").read_text()
 
@@ -51,39 +51,58 @@ def of(done: Any, step: str) -> list[dict[str, Any]]:
     return [line for line in done[1] if line["step"] == step]
 
 
+def rows_of(done: Any, what: str, mode: str = "graphs") -> dict[str, dict[str, Any]]:
+    """Figures by method."""
+    [report] = [x["report"] for x in of(done, "bench") if (x["what"], x["mode"]) == (what, mode)]
+    return {row["method"]: row for row in report["results"][0]["categories"][0]["methods"]}
+
+
+DRAFTERS = ("synthetic:chance=0.6", "synthetic:chance=0.9", "truncated", "another_shape")
+
+
 def test_every_step_runs(done: Any) -> None:
     assert done[0] == 0, of(done, "failed")
     steps = Counter(line["step"] for line in done[1])
-    assert steps == {"environment": 1, "bandwidth": 1, "plain": 2, "hf": 1, "cost": 4, "speculation": 15}
-    assert of(done, "hf")[0]["same_text_as_ours"] is True
-    assert all(line["same_text"] for line in of(done, "speculation"))
-    assert {(x["mode"], x["drafter"], x["k"]) for x in of(done, "speculation")} == {
-        *(("graphs", f"synthetic {chance}", k) for chance in (0.6, 0.9) for k in (2, 4, 6)),
-        *(("graphs", f"small_model {name}", k) for name in ("truncated", "tiny-draft") for k in (2, 4, 6)),
-        *(("eager", name, 4) for name in ("synthetic 0.6", "synthetic 0.9", "small_model truncated")),
-    }
+    assert steps == {"environment": 1, "bandwidth": 1, "model": 1, "bench": 6}
+    benches = [(x["mode"], x["what"]) for x in of(done, "bench")]
+    kinds = ("plain", "speculation", "batch", "far")
+    assert benches == [*(("graphs", kind) for kind in kinds), ("eager", "plain"), ("eager", "speculation")]
+    assert list(rows_of(done, "plain")) == ["none", "hf"]
+    assert list(rows_of(done, "plain", "eager")) == ["none"]
+    methods = [f"{name}@{k}" for k in (2, 4, 6) for name in DRAFTERS]
+    assert list(rows_of(done, "speculation")) == ["none", *methods]
+    eager = list(rows_of(done, "speculation", "eager"))
+    assert eager == ["none", *(f"{name}@4" for name in DRAFTERS[:3])]
+
+
+def test_all_say_the_same(done: Any) -> None:
+    for what, mode in (("plain", "graphs"), ("speculation", "graphs"), ("speculation", "eager")):
+        assert all(row["same_ids"] == row["prompts"] == 1 for row in rows_of(done, what, mode).values())
+
+
+def test_forwards_run_as_they_should(done: Any) -> None:
+    captures = {(x["mode"], x["report"]["settings"]["capture"]) for x in of(done, "bench")}
+    assert captures == {("graphs", "fixed"), ("eager", "off")}  # there are no graphs on a CPU
 
 
 def test_costs_are_measured_for_every_width(done: Any) -> None:
-    costs = of(done, "cost")
-    assert {(x["batch"], x["slots"]) for x in costs} == {(1, 256), (3, 256), (1, 512), (3, 512)}
-    for line in costs:
-        assert set(line["ms"]) == {"1", "2", "3", "4", "5", "7", "8", "16", "64"}
-        assert line["ratio"]["1"] == 1
+    found = {}
+    for x in of(done, "bench")[:4]:  # those of captured forwards
+        found |= {(x["what"], one["batch"], x["slots"]): one["widths"] for one in x["report"]["costs"]}
+    widths = [1, 2, 3, 4, 5, 7, 8, 16, 64]
+    wanted = [("plain", 1, 256), ("batch", 3, 256), ("far", 1, 512), ("far", 3, 512)]
+    assert all([m for m, _, _ in found[key]] == widths for key in wanted)
+    assert all(found[key][0][2] == 1 for key in wanted)
 
 
 def test_acceptance_is_what_was_asked_for(done: Any) -> None:
-    for line in of(done, "speculation"):
-        if line["drafter"].startswith("small_model"):  # made to agree with the target
-            assert line["acceptance_by_depth"][0] > 0.6  # all, but where a row ends
-        assert line["tokens_per_round"] == pytest.approx(1 + sum(line["acceptance_by_depth"]))
-        assert line["c"] > 0
-    by_chance = {
-        (x["drafter"], x["k"]): x["tokens_per_round"]
-        for x in of(done, "speculation")
-        if x["mode"] == "graphs"
-    }
-    assert all(by_chance["synthetic 0.6", k] < by_chance["synthetic 0.9", k] for k in (2, 4, 6))
+    rows = rows_of(done, "speculation")
+    for k in (2, 4, 6):
+        for name in ("truncated", "another_shape"):  # made to agree with the target
+            assert rows[f"{name}@{k}"]["acceptance_by_depth"][0] > 0.6  # all, but where a row ends
+            assert rows[f"{name}@{k}"]["cost_per_token"] > 0
+    rounds = [sum(rows[f"{name}@{k}"]["rounds"] for k in (2, 4, 6)) for name in DRAFTERS[:2]]
+    assert rounds[0] > rounds[1]
 
 
 def test_the_report_has_marks_and_tables(done: Any) -> None:
@@ -92,22 +111,27 @@ def test_the_report_has_marks_and_tables(done: Any) -> None:
         "plain decoding with graphs at least 5x eager transformers: ",
         "- not measured: tiny: one host transfer a round: -",
         "blocks of 64 at most 1.25x the time of one token",
+        "met: tiny: the draft cost c of small_model with captured steps is measured: truncated: ",
         "speculation within 10% of the formula",
+        "| tiny | transformers generate | ",
         "## Cost of a block, t_v(m)",
-        "| tiny | graphs | synthetic 0.9 | 6 |",
+        "| tiny | graphs | synthetic:chance=0.9@6 |",
     ):
         assert text in report
 
 
-def test_real_checkpoints_take_the_same_way(tmp_path: Path) -> None:
+def test_real_checkpoints_take_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With their own text, vocabulary and draft."""
+    monkeypatch.setattr(cost, "_CYCLES", 1)
     folder = tmp_path / "model"
     make_model(folder)
     options = ["--tiny", "--device", "cpu", "--modes", "graphs", "--no-tests", "--out", str(tmp_path / "out")]
     assert module("gpu_check").main([*options, "--target", str(folder), "--draft", str(folder)]) == 0
     lines = [json.loads(text) for text in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-    drafted = {x["drafter"] for x in lines if x["step"] == "speculation"}
-    assert drafted == {"synthetic 0.6", "synthetic 0.9", f"small_model {folder}"}
+    [report] = [x["report"] for x in lines if x["step"] == "bench" and x["what"] == "speculation"]
+    rows = {row["method"]: row for row in report["results"][0]["categories"][0]["methods"]}
+    assert {name.partition("@")[0] for name in rows} == {"none", *DRAFTERS[:2], "checkpoint"}
+    assert rows["checkpoint@4"]["acceptance_rate"] > 0.5  # it is the same model
 
 
 def test_the_tests_for_a_gpu_are_found() -> None:
@@ -118,19 +142,16 @@ def test_the_tests_for_a_gpu_are_found() -> None:
 
 def test_the_synthetic_drafter_is_right_as_often_as_it_should() -> None:
     models = module("gpu_models")
-    config = models.SyntheticConfig(num_tokens=8, vocab_size=1000)
-    text = [i % 997 for i in range(4000)]
-    drafter = models.Synthetic(config)
-    drafter.learn(text[:1], text[1:])
+    drafter = models.Synthetic(models.SyntheticConfig(num_tokens=8, chance=0.7))
+    text = [1 + i % 997 for i in range(4000)]
     drafter._rows[0] = [*text]
-    drafter.chance = 0.7
     right = Counter[int]()
     for start in range(1, 3001):
         chain = drafter.propose_for(0, text[:start], 4)
         assert chain == drafter.propose_for(0, text[:start], 4)
         right.update(d for d in range(4) if chain[d] == text[start + d])
     assert all(abs(right[d] / 3000 - 0.7) < 0.04 for d in range(4))
-    assert drafter.propose_for(0, [*text, 5], 2)[0] in (5, 6)  # nothing is known behind the text
+    assert drafter.propose_for(0, [*text, 5], 2)[0] in (5, 4)  # nothing is known behind the text
 
 
 @pytest.mark.parametrize(("name", "read"), [("0.6B", 1.19e9), ("1.7B", 3.44e9), ("8B", 15.1e9)])
@@ -146,77 +167,81 @@ def test_shapes_are_those_that_were_published(name: str, read: float) -> None:
     assert sum(w.nbytes for w in model.parameters()) == pytest.approx(models.SHAPES[name].bytes, rel=0.01)
 
 
-def test_waits_are_counted_by_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA warns of them; those of the prompt's round, and of setting the mode, are left out."""
-    modes: list[Any] = []
-
-    def set_mode(mode: Any) -> None:
-        modes.append(mode)
-        warnings.warn("does not detect all synchronizing operations", stacklevel=1)
-
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-
-    class Waiting(RowDrafter):
-        name = "waiting"
-
-        def propose_row(self, tokens: Sequence[int], budget: int) -> list[int]:
-            for _ in range(len(tokens) % 3):
-                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-            return []
-
-    decoder = SpecDecoder(tiny_model(), drafter=Waiting(RowDrafterConfig(num_tokens=2)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        counts, places = module("gpu_measure").transfers_a_round(decoder, [1, 2, 3, 4], 20)
-    assert counts == [2, 0, 1, 2, 0, 1, 2, 0, 1, 2]
-    assert modes == ["warn", 0]
-    assert len(places) == 1
-    assert places[0].startswith(__file__)
+def bench(what: str, **report: Any) -> dict[str, Any]:
+    """A line of the record."""
+    parts: dict[str, Any] = {"results": [], "costs": [], "waits": []}
+    return {
+        "step": "bench",
+        "model": "M",
+        "mode": "graphs",
+        "what": what,
+        "slots": 512,
+        "report": parts | report,
+    }
 
 
-def line(step: str, **values: Any) -> dict[str, Any]:
-    return {"step": step, "model": "M", "mode": "graphs", **values}
+def figures(method: str, **values: Any) -> dict[str, Any]:
+    numbers = ("seconds", "prefill_seconds", "target_seconds", "draft_seconds", "tokens_per_round")
+    row = {"method": method, "prompts": 1, "same_ids": 1, "widths": {"1": 10}, "decode_speedup": 1.0}
+    return {**dict.fromkeys((*numbers, "verify_cost"), 1.0), **row, **values}
+
+
+def section(*rows: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"batch": 1, "categories": [{"methods": list(rows)}]}]
 
 
 @pytest.mark.parametrize("met", [True, False])
 def test_marks(met: bool) -> None:
     report = module("gpu_report")
+    plain = figures("none", decode_tokens_per_second=100.0 if met else 99.0)
+    hf = figures("hf", decode_tokens_per_second=20.0, target_seconds=None)
+    draft = {
+        "decode_tokens_per_second": 150.0,
+        "decode_speedup": 1.09 if met else 0.89,
+        "predicted_speedup": 1.0,
+        "cost_per_token": 0.25,
+    }
+    waits = [
+        {"method": "none", "counts": [1, 1], "places": ["a.py:1 (2)"]},
+        {"method": "x@2", "counts": [1, 1 if met else 2], "places": ["b.py:2 (3)"]},
+    ]
     lines = [
-        line("plain", rate=100.0 if met else 99.0),
-        line("hf", rate=20.0),
-        line("transfers", drafter="none", transfers_a_round=1.0, counts=[1, 1], places=["a.py:1 (2)"]),
-        line("transfers", drafter="x", transfers_a_round=1.5, counts=[1, 1 if met else 2], places=["b.py:2"]),
-        line("cost", batch=1, slots=4096, ratio={"64": 9.0}),
-        line("cost", batch=1, slots=512, ratio={"64": 1.25 if met else 1.26}),
-        line("cost", batch=16, slots=512, ratio={"64": 9.0}),
-        line(
-            "speculation",
-            drafter="small_model x",
-            k=2,
-            c=0.25,
-            measured_over_predicted=1.09 if met else 0.89,
-            plain_rate=1,
+        {"step": "model", "model": "M", "bytes_read": 1e9},
+        {"step": "bandwidth", "copy_terabytes_a_second": 1.0},
+        bench("far", costs=[{"batch": 1, "widths": [[1, 0.01, 1.0], [64, 0.09, 9.0]]}]) | {"slots": 4096},
+        bench(
+            "plain",
+            results=section(plain, hf),
+            costs=[
+                {"batch": 1, "widths": [[1, 0.01, 1.0], [64, 0.0125, 1.25 if met else 1.26]]},
+                {"batch": 16, "widths": [[1, 0.01, 1.0], [64, 0.09, 9.0]]},
+            ],
+            waits=waits[:1],
         ),
+        bench("speculation", results=section(plain, figures("x@2", **draft)), waits=waits[1:]),
     ]
     found = report.marks(lines)
     assert [mark.met for mark in found] == [met, met, met, True, met]
-    assert "0.250" in found[3].figures
+    assert "x: 0.250" in found[3].figures
     assert ("b.py:2" in found[1].figures) is not met
-    assert {mark.met for mark in report.marks([line("environment")])} == {None}
+    assert {mark.met for mark in report.marks(lines[:2])} == {None}
+    text = report.markdown(lines)
+    assert ("| M | graphs | 100.0 | 10.00 | 100.00 | 10% |" in text) is met
+    assert "| M | graphs | x@2 | 150.0 | " in text
+    assert "| M | graphs | none | [1, 1] | a.py:1 (2) |" in text
 
 
 def test_a_step_that_fails_or_comes_too_late_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     check = module("gpu_check").Check(tmp_path, minutes=1)
 
-    def lines() -> Iterator[dict[str, Any]]:
-        yield {"drafter": "x", "transfers_a_round": 1.0, "counts": [1], "places": []}
+    def work() -> None:
+        check.note("model", model="M", bytes_read=1)
         raise RuntimeError("out of luck\nand more")
 
-    assert not check.measure("transfers", 0, lines, model="M")
+    assert not check.step("transfers M", 0, work)
     assert not check.step("long", 61, lambda: pytest.fail("there is no time for it"))
     written = [json.loads(text) for text in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [x["step"] for x in written] == ["transfers", "failed", "skipped"]
+    assert [x["step"] for x in written] == ["model", "failed", "skipped"]
     assert written[1]["reason"] == "RuntimeError: out of luck"
     report = (tmp_path / "report.md").read_text()
     assert "| transfers M | failed | RuntimeError: out of luck |" in report

@@ -85,6 +85,11 @@ def test_the_templates_of_new_plugins_are_packed(wheel: zipfile.ZipFile) -> None
     assert expected <= set(wheel.namelist())
 
 
+def test_what_the_bench_reads_is_packed(wheel: zipfile.ZipFile) -> None:
+    names = ("page.html.jinja", "questions.jsonl")
+    assert {f"specdec_core/bench/{name}" for name in names} <= set(wheel.namelist())
+
+
 def test_entry_points(wheel: zipfile.ZipFile) -> None:
     parser = ConfigParser(delimiters="=")
     parser.read_string(dist_info(wheel, "entry_points.txt").decode())
