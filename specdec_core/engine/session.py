@@ -262,7 +262,7 @@ class Session:
 
     @property
     def _idle(self) -> bool:
-        return self._scheduler.idle and not self._arrived and not self._left
+        return self._scheduler.idle and not (self._arrived or self._left or self._ended)
 
     @property
     def _may_play(self) -> bool:
@@ -281,13 +281,20 @@ class Session:
         try:
             yield
         finally:
-            while self._player is not None:
-                with self.changed:
-                    if not self._left:
-                        self._player = None
-                        self.changed.notify_all()
-                        break
-                self._sweep()
+            try:
+                while not self._give_back(only_if_clean=True):
+                    self._sweep()
+            except BaseException:
+                self._give_back()
+                raise
+
+    def _give_back(self, *, only_if_clean: bool = False) -> bool:
+        with self.changed:
+            if only_if_clean and self._left:
+                return False
+            self._player = None
+            self.changed.notify_all()
+            return True
 
     # --- a step, which one thread at a time plays
 
@@ -344,7 +351,8 @@ class Session:
             return do(batch)
         except Exception as error:
             for row in batch.rows:
-                row.fail(error)
+                if row.finished is None or isinstance(error, DrafterError):  # of a strict run
+                    row.fail(error)
             return None
         except BaseException:  # somebody wants to leave, in the midst of a round that others share
             self._scheduler.restart(batch.rows)
