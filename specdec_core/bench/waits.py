@@ -59,5 +59,5 @@ def count_waits(decoder: SpecDecoder, prompt: Sequence[int], new_tokens: int) ->
 
 
 def rounds_enough(nodes: int) -> int:
-    """Say how many tokens the prompt's round and those that are watched may give, and one: none is the last."""
+    """Say how many tokens the prompt's round and those watched may give, and one: none is the last."""
     return (_ROUNDS + 1) * (1 + nodes) + 1
