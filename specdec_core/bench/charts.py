@@ -171,8 +171,9 @@ class _Drawing:
 
     def lines(self, below: str, above: str) -> Axes:
         """Make a frame for lines over whole numbers from 1 on."""
-        axes = self._axes(242, (42, 26, 14, 42))
-        axes.set_title(above, loc="left", x=-0.11)
+        axes = self._axes(246, (42, 30, 14, 42))
+        axes.set_title(above, loc="left", x=-0.11, pad=12)
+        axes.set_xmargin(0.03)
         axes.set_xlabel(below)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         axes.spines["bottom"].set(visible=True, color=MUTED)

@@ -119,6 +119,10 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         "started": [start["time"] for start in report["starts"]],
         "left out": report["skipped"] or "nothing",
     }
+    if report["waits"]:  # of a GPU
+        rows["waits for the device, round by round"] = {
+            found["method"]: " ".join(map(str, found["counts"])) for found in report["waits"]
+        }
     return [(name, _value(value)) for name, value in rows.items()]
 
 

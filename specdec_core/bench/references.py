@@ -63,7 +63,7 @@ class Reference:
             if params[0].seed is not None:
                 torch.manual_seed(params[0].seed)
             settle(self._device)
-            began = time.perf_counter()
+            began = seen.start()
             output: Tensor = self._model.generate(input_ids=ids, attention_mask=mask, **options)
             new = output[:, ids.shape[1] :].tolist()
             seconds = time.perf_counter() - began
@@ -93,7 +93,13 @@ class _Seen:
         self._device = device
         self.widths: list[int] = []
         self.seconds: list[float] = []
-        self._began = 0.0
+        self.prompt_seconds = 0.0  # from the call on: what it prepares is the prompt's, too
+        self._called = self._began = 0.0
+
+    def start(self) -> float:
+        """Note when the call begins."""
+        self._called = time.perf_counter()
+        return self._called
 
     def before(self, module: object, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         fed = keywords.get("input_ids", args[0] if args else None)
@@ -104,6 +110,7 @@ class _Seen:
     def after(self, module: object, args: object, output: object) -> None:
         if not self.seconds:  # the prompt's; later ones are not waited for
             settle(self._device)
+            self.prompt_seconds = time.perf_counter() - self._called
         self.seconds.append(time.perf_counter() - self._began)
 
 
@@ -125,7 +132,7 @@ def _run(seconds: float, token_ids: list[list[int]], seen: _Seen, prompt: int, d
         widths={width: later.count(width) for width in sorted(set(later))},
         block_rows=rows * len(later),
         first_tokens=None if drafted else rows,
-        prefill_seconds=seen.seconds[0],
+        prefill_seconds=seen.prompt_seconds,
         target_seconds=sum(seen.seconds[1:]) if timed else None,
     )
 

@@ -77,6 +77,7 @@ def report_of(*names: str, categories: tuple[str, ...] = ("all", "code", "maths"
             for batch, temperature in ((1, 0.0), (4, 0.8))
         ],
         "costs": [{"batch": 1, "context": 77, "widths": [[1, 0.01, 1.0], [2, 0.011, 1.1], [5, 0.02, 2.0]]}],
+        "waits": [{"method": "quick", "counts": [1, 1, 2], "places": ["a.py:1 (4)"]}],
         "skipped": {"hf:prompt_lookup at batch 4": "one prompt at a time"},
     }
 
@@ -102,6 +103,7 @@ def test_what_it_says() -> None:
         "predicted 2.10x over plain decoding, measured 2.00x (1.75 tokens a round, c = 0.050): drafting",
         "Batch 1, behind 77 tokens",
         "hf:prompt_lookup at batch 4: one prompt at a time",
+        "waits for the device, round by roundquick: 1 1 2",
         "2026-01-01T00:00:00+0000",
     ):
         assert said in words

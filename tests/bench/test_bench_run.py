@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from xml.etree import ElementTree
 import cli_support
 import pytest
 from cli_support import cli, error_of, make_model, objects, said
+from transformers import LlamaForCausalLM
 
 from specdec_core import Registry, RowDrafter, SpecdecError, hookimpl
 from specdec_core.bench import runner
@@ -156,6 +158,23 @@ def test_the_first_round_is_the_prompts_own(
         assert sum(drafting["widths"].values()) == drafting["rounds"] - 1
         for run in runs.values():
             assert 0 < run["prefill_seconds"] < run["seconds"]
+
+
+def test_what_transformers_prepares_is_the_prompts(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its rate behind the prompt is that of its forwards, and not the slower for a slow start."""
+    generate = LlamaForCausalLM.generate
+
+    def late(self: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return generate(self, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", late)
+    file = tmp_path / "out.jsonl"
+    objects(*arguments("--output", str(file), "--categories", "copying", methods=["hf"], tokens=4))
+    runs = [line["runs"]["hf"] for line in map(json.loads, file.read_text().splitlines()) if "runs" in line]
+    assert all(0.2 < run["prefill_seconds"] < run["seconds"] for run in runs)
 
 
 def test_where_drafts_are_right_few_forwards_are_left(arguments: Arguments) -> None:
