@@ -108,7 +108,7 @@ class _Book:
             self._rows.update((row.id, row) for row in new)
             self._first = Stats.pooled([self._first, *(row.stats for row in new)])
             return
-        for part in ("draft", "target"):
+        for part in ("prefill", "draft", "target"):  # a long prompt may be read beside it
             self._seconds[part] += done.seconds.get(part, 0.0)  # type: ignore[assignment]
         self._widths[1 + done.draft.nodes] += 1
         self._block_rows += len(done.batch.rows)
