@@ -67,6 +67,7 @@ def tiny_model(
     attention: str | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    device: str = "cpu",
     fresh: bool = False,
     **options: Any,
 ) -> PreTrainedModel:
@@ -84,8 +85,8 @@ def tiny_model(
         options: of the architecture's config.
     """
     if fresh or any(isinstance(value, (list, dict)) for value in options.values()):
-        return _made(architecture, layers, vocab, window, context, attention, dtype, seed, **options)
-    return _shared(architecture, layers, vocab, window, context, attention, dtype, seed, **options)
+        return _made(architecture, layers, vocab, window, context, attention, dtype, seed, device, **options)
+    return _shared(architecture, layers, vocab, window, context, attention, dtype, seed, device, **options)
 
 
 def _made(
@@ -97,6 +98,7 @@ def _made(
     attention: str | None,
     dtype: torch.dtype,
     seed: int,
+    device: str,
     **options: Any,
 ) -> PreTrainedModel:
     sizes: dict[str, Any] = {
@@ -123,7 +125,7 @@ def _made(
             config, dtype=dtype, **({} if attention is None else {"attn_implementation": attention})
         )
     model.eval()
-    return model
+    return model.to(device)  # type: ignore[arg-type]
 
 
 _shared = functools.cache(_made)
@@ -178,15 +180,6 @@ def copier(follows: Mapping[int, int], vocab: int = VOCAB) -> LlamaForCausalLM:
     for current, following in follows.items():
         log_p[current, following] = 20.0
     return markov_llama(log_p)
-
-
-def random_markov(vocab: int, layers: int = 2, seed: int = 0) -> PreTrainedModel:
-    """A random llama whose next token depends on the current one alone, whatever its layers compute."""
-    model = tiny_model("llama", layers=layers, vocab=vocab, seed=seed, fresh=True)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-    return model
 
 
 def cousin(model: Any, noise: float = 0.15, seed: int = 7) -> Any:

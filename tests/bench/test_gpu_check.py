@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 from cli_support import make_model
-from tiny import tiny_model
 
 from specdec_core import RowDrafter, RowDrafterConfig, SpecDecoder
+from specdec_core.testing.models import tiny_model
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="benchmarks are not part of this tree")

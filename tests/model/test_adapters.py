@@ -10,7 +10,6 @@ import pytest
 import torch
 from harness import distance, known, plain
 from support import ScriptedDrafter, base, greedy, planted
-from tiny import tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
 from specdec_core.model.loading import load_model
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 

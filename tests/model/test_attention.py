@@ -10,12 +10,12 @@ import pytest
 import torch
 from harness import known
 from support import ScriptedDrafter, base, greedy, planted
-from tiny import tiny_model
 from transformers import Cache
 
 from specdec_core import SpecDecoder, UnsupportedModel
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 

@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from reference import Said, reference
 from support import ScriptedDrafter, following, needs_options, plugins, registered_drafters
-from tiny import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -36,6 +35,7 @@ from specdec_core import (
 )
 from specdec_core.contract.rng import sample_seed
 from specdec_core.plugins.choice import build_drafter
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 
 CONTEXT = 48
