@@ -33,7 +33,9 @@ def check_lossless(model: Any, expected: list[int] | None = None) -> None:
     assert expected is None or said[: len(expected)] == expected
     tree = planted([-1, -1, 1, 1, 3], [1, 3, 4], known([*PROMPT, *said]))
     for drafter in ("prompt_lookup", ScriptedDrafter(tree, depth=3, nodes=5, trees=True)):
-        result = SpecDecoder(model, drafter=drafter, strict=True).generate(PROMPT, greedy(24))
+        result = SpecDecoder(model, drafter=drafter, draft_tokens=None, strict=True).generate(
+            PROMPT, greedy(24)
+        )
         assert result.token_ids == said[:24]
     assert result.stats.accepted_tokens > 10
 

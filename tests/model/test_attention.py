@@ -24,7 +24,7 @@ def check_lossless(model: Any, said: list[int], **options: Any) -> SpecDecoder:
     """Decode with a tree whose accepted path goes through second children."""
     tree = planted([-1, -1, 1, 1, 3], [1, 3, 4], known([*PROMPT, *said]))
     drafter = ScriptedDrafter(tree, depth=3, nodes=5, trees=True)
-    decoder = SpecDecoder(model, drafter=drafter, strict=True, **options)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, **{"draft_tokens": None, **options})
     result = decoder.generate(PROMPT, greedy(24))
     assert result.token_ids == said[:24]
     assert result.stats.accepted_tokens > 10
