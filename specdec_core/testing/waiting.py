@@ -14,9 +14,9 @@ _METHODS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__"
 _OPERATORS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"}
 
 
-class _Waits(TorchDispatchMode):
+class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
