@@ -13,14 +13,6 @@ import torch
 torch.set_num_threads(1)  # the models are tiny: threads that wait for each other only take time
 
 
-@pytest.fixture(autouse=True)
-def fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft to the drafter's own depth unless a test says otherwise: rounds must not depend on timings."""
-    from specdec_core import SpecDecoder
-
-    monkeypatch.setitem(SpecDecoder.__init__.__kwdefaults__, "draft_tokens", None)
-
-
 @pytest.fixture(
     params=[
         "cpu",

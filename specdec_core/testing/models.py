@@ -67,6 +67,7 @@ def tiny_model(
     attention: str | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    device: str = "cpu",
     fresh: bool = False,
     **options: Any,
 ) -> PreTrainedModel:
@@ -84,8 +85,8 @@ def tiny_model(
         options: of the architecture's config.
     """
     if fresh or any(isinstance(value, (list, dict)) for value in options.values()):
-        return _made(architecture, layers, vocab, window, context, attention, dtype, seed, **options)
-    return _shared(architecture, layers, vocab, window, context, attention, dtype, seed, **options)
+        return _made(architecture, layers, vocab, window, context, attention, dtype, seed, device, **options)
+    return _shared(architecture, layers, vocab, window, context, attention, dtype, seed, device, **options)
 
 
 def _made(
@@ -97,6 +98,7 @@ def _made(
     attention: str | None,
     dtype: torch.dtype,
     seed: int,
+    device: str,
     **options: Any,
 ) -> PreTrainedModel:
     sizes: dict[str, Any] = {
@@ -123,7 +125,7 @@ def _made(
             config, dtype=dtype, **({} if attention is None else {"attn_implementation": attention})
         )
     model.eval()
-    return model
+    return model.to(device)  # type: ignore[arg-type]
 
 
 _shared = functools.cache(_made)

@@ -29,8 +29,9 @@ Script = Callable[["Ask"], "Sequence[int] | Sequence[Node]"]
 class Ask:
     """What a script is asked for: one row of one round."""
 
-    def __init__(self, call: int, i: int, row: int, tokens: list[int], depth: int) -> None:
-        self.call, self.i, self.row, self.tokens, self.depth = call, i, row, tokens, depth
+    def __init__(self, call: int, i: int, row: int, tokens: list[int], budget: Budget) -> None:
+        self.call, self.i, self.row, self.tokens = call, i, row, tokens
+        self.depth, self.nodes = budget.depth[i], budget.nodes
 
 
 class ScriptedConfig(DrafterConfig):
@@ -77,7 +78,7 @@ class ScriptedDrafter:
     def propose(self, context: Context, budget: Budget) -> Draft:
         self.calls.append(("propose", context.rows))
         drafts = [
-            nodes_of(self.script(Ask(self.proposals, i, row, list(context.row_tokens(i)), budget.depth[i])))
+            nodes_of(self.script(Ask(self.proposals, i, row, list(context.row_tokens(i)), budget)))
             for i, row in enumerate(context.rows)
         ]
         self.proposals += 1

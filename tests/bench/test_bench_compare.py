@@ -12,7 +12,6 @@ import pytest
 import torch
 from cli_support import byte_tokenizer, cli, error_of
 from support import base, ids, markov_llama, next_logits
-from tiny import tiny_model
 
 from specdec_core import (
     Draft,
@@ -25,6 +24,7 @@ from specdec_core import (
     hookimpl,
 )
 from specdec_core.bench.replay import Replayer
+from specdec_core.testing.models import tiny_model
 
 model = cli_support.model
 Compare = Callable[..., Any]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_model
 
 from specdec_core import RowDrafter, RowDrafterConfig, SpecDecoder
 from specdec_core.bench import session
@@ -19,6 +18,7 @@ from specdec_core.bench.session import made
 from specdec_core.bench.stand import Stand
 from specdec_core.bench.waits import Waits, count_waits, rounds_enough
 from specdec_core.plugins.registry import Registry
+from specdec_core.testing.models import tiny_model
 
 
 class Waiting(RowDrafter):

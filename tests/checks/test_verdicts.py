@@ -143,7 +143,7 @@ def test_a_run_ends_before_a_wrong_verdict_is_committed() -> None:
     verdicts = [Verdict(path([0, 1]), torch.tensor([said[2]])), Verdict(path([1]), torch.tensor([0]))]
     told = iter(verdicts)
     drafter = ScriptedDrafter(lambda ask: following([*prompt, *said])(ask.tokens, 2))
-    decoder = SpecDecoder(model, drafter=drafter, verifier=Says(lambda: next(told)))
+    decoder = SpecDecoder(model, drafter=drafter, verifier=Says(lambda: next(told)), draft_tokens=None)
     rounds = decoder.rounds(prompt, greedy(12))
     assert next(rounds).outcome.tokens == (said[:3],)
     with pytest.raises(VerifierError, match="'says' broke the contract"):

@@ -46,7 +46,7 @@ def test_every_drafter_finds_its_part_and_says_what_transformers_says(
     demo: tuple[Any, Any], drafter: str
 ) -> None:
     model, tokenizer = demo
-    decoder = SpecDecoder(model, tokenizer, drafter=drafter)
+    decoder = SpecDecoder(model, tokenizer, drafter=drafter, draft_tokens=None)
     result = decoder.generate(ASK, SamplingParams(max_new_tokens=48))
     ids = tokenizer.apply_chat_template(ASK, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     plain = model.generate(ids, do_sample=False, max_new_tokens=48)[0, ids.shape[1] :].tolist()

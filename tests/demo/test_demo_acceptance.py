@@ -43,7 +43,7 @@ def said(results: Any) -> list[list[int]]:
 
 @functools.cache
 def greedy_stats(drafter: str) -> Stats:
-    results = decoder(drafter).generate(prompts(), greedy(N))
+    results = decoder(drafter, draft_tokens=None).generate(prompts(), greedy(N))
     assert said(results) == plain()
     stats: Stats = results.stats
     return stats
@@ -55,7 +55,9 @@ def greedy_stats(drafter: str) -> Stats:
 )
 def test_a_ragged_batch_says_what_plain_decoding_says(drafter: str, verifier: str, least: float) -> None:
     """Three places for four rows, so that a row starts where another's rejected states lie."""
-    results = decoder(drafter, verifier=verifier, max_batch=3).generate(prompts(), greedy(N))
+    results = decoder(drafter, verifier=verifier, max_batch=3, draft_tokens=None).generate(
+        prompts(), greedy(N)
+    )
     assert said(results) == plain()
     assert results.stats.acceptance_rate >= least
     assert len([count for count in results.stats.acceptance_histogram if count]) > 2
@@ -74,7 +76,7 @@ MATCHED = {
 def test_a_seed_gives_one_text_with_every_drafter(drafter: str) -> None:
     """That of plain sampling with the target's noise, which a coupled draft shares."""
     params = SamplingParams(max_new_tokens=N, temperature=0.8, top_p=0.95, seed=3, ignore_eos=True)
-    results = decoder(drafter, verifier="match").generate(prompts(), params)
+    results = decoder(drafter, verifier="match", draft_tokens=None).generate(prompts(), params)
     assert said(results) == [sampled(pair()[0], prompt, params) for prompt in prompts()]
     assert results.stats.acceptance_rate >= MATCHED[drafter]
 
@@ -83,7 +85,7 @@ def test_a_trained_draft_is_worth_more_than_a_random_one() -> None:
     torch.manual_seed(0)
     config = Qwen3Config.from_pretrained(str(DRAFT))
     random = plugins().build_drafter("small_model", {"model": Qwen3ForCausalLM(config).eval()})
-    results = decoder(random).generate(prompts(), greedy(N))
+    results = decoder(random, draft_tokens=None).generate(prompts(), greedy(N))
     assert said(results) == plain()
     assert results.stats.acceptance_rate < 0.05
     assert greedy_stats("small_model").acceptance_rate > 0.4

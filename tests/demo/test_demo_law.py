@@ -64,7 +64,9 @@ def sample(drafter: str, verifier: str) -> tuple[Counter[tuple[int, ...]], int]:
     """Sample many texts; count each, and the rows whose first draft was accepted in part at least."""
     made, accepted = dict[int, Any](), 0
     params = [PARAMS.replace(seed=seed) for seed in range(ROWS)]
-    for done in decoder(drafter, verifier=verifier, max_batch=64).rounds([prompt()] * ROWS, params):
+    for done in decoder(drafter, verifier=verifier, max_batch=64, draft_tokens=None).rounds(
+        [prompt()] * ROWS, params
+    ):
         for row, path in zip(done.batch.rows, done.outcome.paths, strict=True):
             accepted += row.id not in made and bool(path)
             made[row.id] = row

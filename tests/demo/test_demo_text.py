@@ -47,7 +47,7 @@ def test_a_stop_string_across_tokens_ends_stream_and_text(drafter: str) -> None:
 def test_every_turn_of_a_chat_goes_on_from_what_rejections_left(drafter: str) -> None:
     """Caches keep what was accepted, nothing of what was not: each turn says what a cold run says."""
     model, tokenizer = pair()
-    one, messages, known, new = decoder(drafter), list[dict[str, str]](), 0, 1
+    one, messages, known, new = decoder(drafter, draft_tokens=None), list[dict[str, str]](), 0, 1
     for kind in ("story", "code", "count"):
         messages.append({"role": "user", "content": ASKED[kind]})
         result = one.generate(messages, greedy(TURN))
@@ -75,7 +75,7 @@ def test_sampled_json_of_a_schema_takes_fewer_rounds(drafter: str) -> None:
     constraint = grammar.json_schema(SCHEMA, pair()[1], compact=True)
     params = SamplingParams(max_new_tokens=60, temperature=0.8, seed=5, constraint=constraint)
     verifier = "tree_mask" if "tree" in drafter else "block"
-    results = decoder(drafter, verifier=verifier).generate(prompts()[1:], params)
+    results = decoder(drafter, verifier=verifier, draft_tokens=None).generate(prompts()[1:], params)
     for result in results:
         found = json.loads(result.text or "")
         assert list(found) == ["title", "done"]
@@ -92,7 +92,7 @@ def test_what_a_grammar_leaves_is_drafted(drafter: str, least: float) -> None:
     from specdec_core import grammar
 
     params = greedy(32, constraint=grammar.regex(r"[0-9A-F]{30,40}", pair()[1]))
-    results = decoder(drafter).generate(prompts()[:3], params)
+    results = decoder(drafter, draft_tokens=None).generate(prompts()[:3], params)
     plain = decoder("none", draft_tokens=0).generate(prompts()[:3], params)
     assert [result.token_ids for result in results] == [result.token_ids for result in plain]
     assert results.stats.tokens_per_target_call > least

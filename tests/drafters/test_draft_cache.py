@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from drafting import RAGGED, Recorded, RejectAt, Sometimes, cousin, early, plain, says, small, tree
 from support import ids
-from tiny import tiny_model
 
 from specdec_core import Drafter, SamplingParams, SpecDecoder, Stats, VerifierConfig
+from specdec_core.testing.models import tiny_model
 from specdec_verifiers import Greedy
 
 MAKES: dict[str, Callable[[Any], Drafter]] = {
@@ -29,7 +29,7 @@ def fresh_draft(make: Callable[[Any], Drafter], target: Any, text: tuple[int, ..
     """
     recorded = Recorded(make(target))
     sometimes = Sometimes(recorded, every=len(text) - 1)
-    decoder = SpecDecoder(target, drafter=sometimes, strict=True)
+    decoder = SpecDecoder(target, drafter=sometimes, strict=True, draft_tokens=None)
     next(iter_ := decoder.rounds([list(text[:-1])], SamplingParams(max_new_tokens=left + 1)))
     next(iter_)
     iter_.close()
@@ -45,7 +45,7 @@ def test_later_drafts_are_those_of_a_fresh_drafter(
     target, prompt, n = tiny_model("llama", layers=3), ids(7), 30
     recorded = Recorded(make(target))
     verifier = RejectAt(Greedy(VerifierConfig()), rejected)
-    decoder = SpecDecoder(target, drafter=recorded, verifier=verifier, strict=True)
+    decoder = SpecDecoder(target, drafter=recorded, verifier=verifier, strict=True, draft_tokens=None)
     assert says(decoder, [prompt], n) == [plain(target, tuple(prompt), n)]
     later = [(text, nodes) for text, nodes in recorded.drafts if len(text) > len(prompt) + 1]
     assert len(later) > 4
@@ -58,7 +58,7 @@ def test_rows_that_are_not_asked_for_stay_in_step(make: Callable[[Any], Drafter]
     target = tiny_model("llama", layers=3)
     prompts = [ids(length) for length in RAGGED]
     sometimes = Sometimes(make(target), every=3)
-    decoder = SpecDecoder(target, drafter=sometimes, strict=True)
+    decoder = SpecDecoder(target, drafter=sometimes, strict=True, draft_tokens=None)
     assert says(decoder, prompts, 24) == [plain(target, tuple(prompt), 24) for prompt in prompts]
     asked = [(text, nodes) for text, nodes in sometimes.drafts if nodes]
     assert any(not nodes for text, nodes in sometimes.drafts)
@@ -74,7 +74,7 @@ def test_rows_that_are_not_asked_for_stay_in_step(make: Callable[[Any], Drafter]
 def test_caches_hold_a_prefix_of_the_committed_tokens(make: Callable[[Any], Drafter]) -> None:
     target = tiny_model("llama", layers=3)
     drafter = make(target)
-    decoder = SpecDecoder(target, drafter=drafter, max_batch=2, strict=True)
+    decoder = SpecDecoder(target, drafter=drafter, max_batch=2, strict=True, draft_tokens=None)
     model: Any = drafter.draft_model.cached  # type: ignore[attr-defined]
     for done in decoder.rounds([ids(length) for length in RAGGED], SamplingParams(max_new_tokens=20)):
         for row in done.batch.rows:
@@ -88,7 +88,7 @@ def test_a_model_that_finds_no_memory_keeps_no_place(monkeypatch: pytest.MonkeyP
     target, prompt = tiny_model("llama", layers=3), ids(9)
     drafter = small(tiny_model("llama"), num_tokens=4)
     decoder = SpecDecoder(target, drafter=drafter)
-    model: Any = drafter.source.model
+    model: Any = drafter.draft_model.cached
 
     def full(*sizes: int) -> None:
         raise RuntimeError("out of memory")
@@ -108,7 +108,9 @@ def test_a_model_that_finds_no_memory_keeps_no_place(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("n", "chunk", "calls"), [(33, 512, 0), (32, 512, 0), (33, 4, 2)])
 def test_the_target_as_its_own_draft(n: int, chunk: int, calls: int) -> None:
     target, prompt = tiny_model("llama"), ids(9)
-    decoder = SpecDecoder(target, drafter=small(target, num_tokens=4), strict=True, prefill_chunk=chunk)
+    decoder = SpecDecoder(
+        target, drafter=small(target, num_tokens=4), strict=True, prefill_chunk=chunk, draft_tokens=None
+    )
     result = decoder.generate(prompt, SamplingParams(max_new_tokens=n))
     assert result.token_ids == plain(target, tuple(prompt), n)
     assert result.stats.acceptance_rate == 1.0
@@ -119,7 +121,9 @@ def test_the_target_as_its_own_draft(n: int, chunk: int, calls: int) -> None:
 def test_acceptance_recovers_after_rejections() -> None:
     target, prompt = tiny_model("llama"), ids(9)
     verifier = RejectAt(Greedy(VerifierConfig()), (2, 5, 9))
-    decoder = SpecDecoder(target, drafter=small(target, num_tokens=4), verifier=verifier, strict=True)
+    decoder = SpecDecoder(
+        target, drafter=small(target, num_tokens=4), verifier=verifier, strict=True, draft_tokens=None
+    )
     says(decoder, [prompt], 60)
     accepted = [int(count) for count in verifier.accepted]
     assert [accepted[i - 1] for i in (2, 5, 9)] == [0, 0, 0]
@@ -132,7 +136,7 @@ def test_the_draft_models_own_context_limit(architecture: str, kind: str) -> Non
     target = tiny_model(architecture, context=128)
     draft = tiny_model(architecture, context=32)  # gpt2: a position past the table would raise
     recorded = Recorded(small(draft) if kind == "small_model" else tree(draft))
-    decoder = SpecDecoder(target, drafter=recorded, strict=True)
+    decoder = SpecDecoder(target, drafter=recorded, strict=True, draft_tokens=None)
     prompts = [ids(28), ids(3), ids(40)]
     assert says(decoder, prompts, 60) == [plain(target, tuple(prompt), 60) for prompt in prompts]
     limits = [len(text) + depth_of(nodes) for text, nodes in recorded.drafts if nodes]
@@ -143,7 +147,9 @@ def test_the_draft_models_own_context_limit(architecture: str, kind: str) -> Non
 @pytest.mark.parametrize("verifier", ["greedy", "match"])
 def test_one_long_row_past_the_limit_does_not_stop_the_others(verifier: str) -> None:
     target, draft = tiny_model("llama", context=128), tiny_model("llama", context=32)
-    decoder = SpecDecoder(target, drafter=small(draft, num_tokens=4), verifier=verifier, strict=True)
+    decoder = SpecDecoder(
+        target, drafter=small(draft, num_tokens=4), verifier=verifier, strict=True, draft_tokens=None
+    )
     long, short = decoder.generate([ids(30), ids(2)], SamplingParams(max_new_tokens=20))
     assert short.stats.drafted_tokens > long.stats.drafted_tokens
     assert short.stats.acceptance_rate == 1.0

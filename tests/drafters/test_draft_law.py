@@ -13,7 +13,6 @@ from drafting import Recorded, cousin, early, plain, says, small, tree
 from harness import counted
 from scipy.stats import chisquare
 from support import ids, markov_llama, next_logits, sampled, warped
-from tiny import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import RepetitionPenaltyLogitsProcessor
@@ -29,6 +28,7 @@ from specdec_core import (
     SamplingParams,
     SpecDecoder,
 )
+from specdec_core.testing.models import tiny_model
 
 SAMPLED: dict[str, Callable[[Any, float | None], Drafter]] = {
     "small_model": lambda draft, t: small(draft, draft="sampled", temperature=t),
@@ -57,7 +57,7 @@ def test_q_is_what_tokens_were_drawn_from(kind: str, temperature: float | None) 
     target, n = tiny_model("llama"), 12
     draft_model = cousin(target)
     redrawn = Redrawn(SAMPLED[kind](draft_model, temperature))
-    decoder = SpecDecoder(target, drafter=redrawn, strict=True)
+    decoder = SpecDecoder(target, drafter=redrawn, strict=True, draft_tokens=None)
     params = SamplingParams(max_new_tokens=n, seed=3, **WARPS)
     decoder.generate([ids(4), ids(9)], params)
     texts = iter(redrawn.drafts)
@@ -112,7 +112,7 @@ def test_the_default_temperature_is_that_of_each_row(verifier: str) -> None:
     rates = {}
     for temperature in (None, 3.0):
         drafter = small(target, draft="sampled", temperature=temperature, num_tokens=4)
-        decoder = SpecDecoder(target, drafter=drafter, verifier=verifier, strict=True)
+        decoder = SpecDecoder(target, drafter=drafter, verifier=verifier, strict=True, draft_tokens=None)
         rates[temperature] = [r.stats.acceptance_rate for r in decoder.generate(prompts, params)]
     assert rates[None] == pytest.approx([1.0, 1.0, 1.0])
     assert max(rates[3.0]) < 0.8
@@ -168,7 +168,12 @@ def test_law_of_the_first_two_tokens(case: str, rows: int) -> None:
     verifier, make = DRAFTERS[case]
     target = markov_llama(LOG_P)
     decoder = SpecDecoder(
-        target, drafter=make(markov_llama(LOG_Q)), verifier=verifier, max_batch=500, strict=True
+        target,
+        drafter=make(markov_llama(LOG_Q)),
+        verifier=verifier,
+        max_batch=500,
+        strict=True,
+        draft_tokens=None,
     )
     params = [SamplingParams(max_new_tokens=2, seed=seed, **LAW) for seed in range(rows)]
     results = decoder.generate([[3, 1]] * rows, params)
@@ -216,12 +221,18 @@ def test_coupling_raises_acceptance() -> None:
     params = [SamplingParams(max_new_tokens=40, temperature=1.0, seed=seed) for seed in range(8)]
     accepted = {}
     for law in ("greedy", "sampled", "coupled"):
-        decoder = SpecDecoder(target, drafter=small(close, draft=law), verifier="match", strict=True)
+        decoder = SpecDecoder(
+            target, drafter=small(close, draft=law), verifier="match", strict=True, draft_tokens=None
+        )
         results = decoder.generate([ids(6)] * 8, params)
         accepted[law] = sum(r.stats.accepted_tokens for r in results)
     assert accepted["coupled"] > 1.3 * max(accepted["greedy"], accepted["sampled"])
     own = SpecDecoder(
-        target, drafter=small(target, draft="coupled", num_tokens=4), verifier="match", strict=True
+        target,
+        drafter=small(target, draft="coupled", num_tokens=4),
+        verifier="match",
+        strict=True,
+        draft_tokens=None,
     )
     assert own.generate([ids(6)] * 8, params)[0].stats.acceptance_rate == 1.0
 
@@ -234,7 +245,7 @@ def test_a_chain_stops_before_what_it_is_not_sure_of() -> None:
     draft_model, least = cousin(target), 0.35
     recorded = Recorded(small(draft_model, min_confidence=least))
     prompts = [ids(4), ids(9)]
-    says(SpecDecoder(target, drafter=recorded, strict=True), prompts, n)
+    says(SpecDecoder(target, drafter=recorded, strict=True, draft_tokens=None), prompts, n)
     lengths = set()
     for text, nodes in recorded.drafts:
         path = list(text)
@@ -252,7 +263,7 @@ def test_on_a_cpu_a_stop_saves_forwards() -> None:
     target = tiny_model("llama")
     drafter = small(cousin(target), min_confidence=0.35)
     recorded = Recorded(drafter)
-    decoder = SpecDecoder(target, drafter=recorded, strict=True)
+    decoder = SpecDecoder(target, drafter=recorded, strict=True, draft_tokens=None)
     model: Any = drafter.draft_model.cached
     with counted(model.model) as calls:
         says(decoder, [ids(4)], 30)
@@ -272,7 +283,7 @@ def test_on_a_device_a_stop_is_padding(law: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("specdec_drafters._chain._Chain._decides_on_host", on_host)
         drafter = small(cousin(target), draft=law, temperature=1.0, min_confidence=0.35)
         recorded = Recorded(drafter)
-        decoder = SpecDecoder(target, drafter=recorded, strict=True)
+        decoder = SpecDecoder(target, drafter=recorded, strict=True, draft_tokens=None)
         prompts = [ids(4), ids(9), ids(2)]
         params = SamplingParams(max_new_tokens=20, seed=2)
         wanted = [plain(target, tuple(prompt), 20) for prompt in prompts]
@@ -290,7 +301,7 @@ def test_no_global_generator_is_moved(drafter: str) -> None:
     target = tiny_model("llama")
     built = ALL[drafter](target)
     before, before_python = torch.get_rng_state(), random.getstate()
-    decoder = SpecDecoder(target, drafter=built, strict=True)
+    decoder = SpecDecoder(target, drafter=built, strict=True, draft_tokens=None)
     decoder.generate(ids(4), SamplingParams(max_new_tokens=8, temperature=1.0))
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == before_python
@@ -351,7 +362,13 @@ def test_drafting_transfers_nothing(drafter: str, temperature: float) -> None:
     target = tiny_model("llama")
     watched = Watched(ALL[drafter](target))
     decoder = SpecDecoder(
-        target, drafter=watched, verifier="match", max_batch=2, strict=True, capture=Capture.FIXED
+        target,
+        drafter=watched,
+        verifier="match",
+        max_batch=2,
+        strict=True,
+        capture=Capture.FIXED,
+        draft_tokens=None,
     )
     decoder.generate(
         [ids(4), ids(9), ids(2)],

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from drafting import early, plain, says, tree
 from support import ids
-from tiny import tiny_model
 
 from specdec_core import SamplingParams, SpecDecoder, UsageError
+from specdec_core.testing.models import tiny_model
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "cohere"])
 @pytest.mark.parametrize("layer", [1, 2, 3])
 def test_every_exit(architecture: str, layer: int) -> None:
     target, prompts = tiny_model(architecture, layers=4), [ids(1), ids(11)]
-    decoder = SpecDecoder(target, drafter=early(layer), strict=True)
+    decoder = SpecDecoder(target, drafter=early(layer), strict=True, draft_tokens=None)
     assert says(decoder, prompts, 20) == [plain(target, tuple(prompt), 20) for prompt in prompts]
 
 
@@ -26,7 +26,7 @@ def test_every_exit(architecture: str, layer: int) -> None:
 def test_an_exit_that_is_none(layer: int) -> None:
     for drafter in (early(layer), tree(layer=layer)):
         with pytest.raises(UsageError, match=f"layer={layer} .* 1 to 3"):
-            SpecDecoder(tiny_model("llama", layers=4), drafter=drafter)
+            SpecDecoder(tiny_model("llama", layers=4), drafter=drafter, draft_tokens=None)
 
 
 def test_a_target_of_one_layer_has_none() -> None:
@@ -37,7 +37,7 @@ def test_a_target_of_one_layer_has_none() -> None:
 @pytest.mark.parametrize(("layers", "chosen"), [(2, 1), (3, 1), (6, 2)])
 def test_the_default_is_a_third_of_the_layers(layers: int, chosen: int) -> None:
     drafter = early()
-    SpecDecoder(tiny_model("llama", layers=layers), drafter=drafter)
+    SpecDecoder(tiny_model("llama", layers=layers), drafter=drafter, draft_tokens=None)
     assert layers_of(drafter) == chosen
 
 
@@ -46,10 +46,10 @@ def test_a_target_may_ship_its_exit(tmp_path: Path) -> None:
     target.config._name_or_path = str(tmp_path)
     (tmp_path / "specdec.json").write_text(json.dumps({"exit_layer": 3}))
     for drafter in (early(), tree()):
-        SpecDecoder(target, drafter=drafter)
+        SpecDecoder(target, drafter=drafter, draft_tokens=None)
         assert layers_of(drafter) == 3
     chosen = early(2)
-    SpecDecoder(target, drafter=chosen)
+    SpecDecoder(target, drafter=chosen, draft_tokens=None)
     assert layers_of(chosen) == 2
 
 
@@ -57,7 +57,9 @@ def test_the_prompt_is_read_once() -> None:
     target, prompt, n = tiny_model("llama", layers=3), ids(40), 12
     fed: list[int] = []
     layer: Any = target.model.layers[0]
-    decoder = SpecDecoder(target, drafter=early(2, num_tokens=3), strict=True, prefill_chunk=16)
+    decoder = SpecDecoder(
+        target, drafter=early(2, num_tokens=3), strict=True, prefill_chunk=16, draft_tokens=None
+    )
     hook = layer.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))
     try:
         result = decoder.generate(prompt, SamplingParams(max_new_tokens=n))
@@ -70,7 +72,7 @@ def test_the_prompt_is_read_once() -> None:
 
 def test_nothing_of_the_target_is_copied() -> None:
     target, drafter = tiny_model("llama", layers=3), early(2)
-    decoder = SpecDecoder(target, drafter=drafter)
+    decoder = SpecDecoder(target, drafter=drafter, draft_tokens=None)
     runner: Any = drafter.draft_model.cached
     assert runner.cache is decoder.target.runner.cache
     assert {id(p) for p in runner.model.parameters()} <= {id(p) for p in target.parameters()}

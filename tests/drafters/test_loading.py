@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 from support import greedy, ids
-from tiny import tiny_model
 
 from specdec_core import SpecDecoder
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from drafting import RAGGED, cousin, early, plain, says, small, tree
 from support import ids
-from tiny import tiny_model
 
 from specdec_core import Capture, Drafter, SpecDecoder
+from specdec_core.testing.models import tiny_model
 
 N = 16
 Make = Callable[[Any], Drafter]
@@ -38,7 +38,12 @@ def test_one_row_a_ragged_batch_and_rows_that_come_later(make: Make, verifier: s
     wanted = [plain(target, tuple(prompt), N) for prompt in prompts]
     for rows, max_batch in ((1, 1), (4, 4), (5, 2)):
         decoder = SpecDecoder(
-            target, drafter=make(target), verifier=verifier, max_batch=max_batch, strict=True
+            target,
+            drafter=make(target),
+            verifier=verifier,
+            max_batch=max_batch,
+            strict=True,
+            draft_tokens=None,
         )
         assert says(decoder, prompts[:rows], N) == wanted[:rows]
     assert says(decoder, prompts, N) == wanted  # a second run on used caches
@@ -48,7 +53,7 @@ def test_one_row_a_ragged_batch_and_rows_that_come_later(make: Make, verifier: s
 def test_other_architectures(make: Make, architecture: str) -> None:
     target = tiny_model(architecture, layers=3)
     prompts = [ids(length) for length in RAGGED]
-    decoder = SpecDecoder(target, drafter=make(target), strict=True)
+    decoder = SpecDecoder(target, drafter=make(target), strict=True, draft_tokens=None)
     assert says(decoder, prompts, N) == [plain(target, tuple(prompt), N) for prompt in prompts]
 
 
@@ -57,7 +62,7 @@ def test_other_architectures(make: Make, architecture: str) -> None:
 def test_past_a_sliding_window(make: Make, architecture: str, attention: str) -> None:
     target = tiny_model(architecture, layers=3, window=8, attention=attention)
     prompt = ids(6)
-    decoder = SpecDecoder(target, drafter=make(target), strict=True)
+    decoder = SpecDecoder(target, drafter=make(target), strict=True, draft_tokens=None)
     assert says(decoder, [prompt], 40) == [plain(target, tuple(prompt), 40)]
 
 
@@ -73,5 +78,7 @@ def test_fixed_shapes(make: Make) -> None:
     """The shapes and addresses that captured graphs need, without a GPU."""
     target = tiny_model("llama", layers=3)
     prompts = [ids(length) for length in (*RAGGED, 5)]
-    decoder = SpecDecoder(target, drafter=make(target), max_batch=3, strict=True, capture=Capture.FIXED)
+    decoder = SpecDecoder(
+        target, drafter=make(target), max_batch=3, strict=True, capture=Capture.FIXED, draft_tokens=None
+    )
     assert says(decoder, prompts, N) == [plain(target, tuple(prompt), N) for prompt in prompts]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from drafting import Recorded, cousin, nodes_of, plain, says, small, tree
 from support import ids, markov_llama, next_logits
-from tiny import tiny_model
 
 from specdec_core import (
     HOLE,
@@ -23,6 +22,7 @@ from specdec_core import (
     UsageError,
 )
 from specdec_core.model.probe import Probe
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.tree_top2 import level_sizes
 
 
@@ -65,13 +65,15 @@ def test_children_are_the_likeliest_tokens_in_order() -> None:
 def test_depth_one_and_width_one_and_others() -> None:
     target, prompt = tiny_model("llama"), ids(5)
     for depth, width in ((1, 1), (1, 4), (4, 1), (2, 3), (4, 2)):
-        decoder = SpecDecoder(target, drafter=tree(cousin(target), depth=depth, width=width), strict=True)
+        decoder = SpecDecoder(
+            target, drafter=tree(cousin(target), depth=depth, width=width), strict=True, draft_tokens=None
+        )
         assert says(decoder, [prompt], 20) == [plain(target, tuple(prompt), 20)]
 
 
 def test_more_nodes_than_depth_are_drafted_and_counted() -> None:
     target = tiny_model("llama")
-    decoder = SpecDecoder(target, drafter=tree(cousin(target)), strict=True)
+    decoder = SpecDecoder(target, drafter=tree(cousin(target)), strict=True, draft_tokens=None)
     counts = []
     for done in decoder.rounds([ids(5)], SamplingParams(max_new_tokens=20)):
         counts.append(int((done.draft.parents != HOLE).sum()))
@@ -96,7 +98,7 @@ class Asking(Recorded):
 def asked(drafter: Any, budget: Budget) -> list[list[tuple[int, int]]]:
     """The nodes of two rows in their first round."""
     asking = Asking(drafter, budget)
-    decoder = SpecDecoder(tiny_model("llama"), drafter=asking, strict=True)
+    decoder = SpecDecoder(tiny_model("llama"), drafter=asking, strict=True, draft_tokens=None)
     rounds = decoder.rounds([ids(3), ids(3, 1)], SamplingParams(max_new_tokens=20, seed=1))
     next(rounds)
     rounds.close()
@@ -137,7 +139,7 @@ def test_where_q_runs_out_there_is_a_hole() -> None:
 def test_at_temperature_0_a_sampled_tree_is_a_chain() -> None:
     target = tiny_model("llama")
     drafter = tree(target, children="sampled")
-    decoder = SpecDecoder(target, drafter=drafter, verifier="tree_mask", strict=True)
+    decoder = SpecDecoder(target, drafter=drafter, verifier="tree_mask", strict=True, draft_tokens=None)
     result = decoder.generate(ids(4), SamplingParams(max_new_tokens=21))
     assert result.token_ids == plain(target, tuple(ids(4)), 21)
     assert result.stats.acceptance_rate == 1.0
@@ -163,7 +165,9 @@ def test_without_a_model_it_says_what_to_write() -> None:
         SpecDecoder(tiny_model("llama"), drafter="tree_top2")
     with pytest.raises(UsageError, match="width=9"):
         SpecDecoder(
-            tiny_model("llama", vocab=5), drafter=tree(tiny_model("llama", vocab=5), width=9, depth=1)
+            tiny_model("llama", vocab=5),
+            drafter=tree(tiny_model("llama", vocab=5), width=9, depth=1),
+            draft_tokens=None,
         )
 
 
@@ -173,8 +177,8 @@ def test_models_that_cannot_follow_trees_are_refused(monkeypatch: pytest.MonkeyP
         "specdec_core.engine.target.probe", lambda runner: Probe(trees=False, reason="it was told to")
     )
     with pytest.raises(UsageError, match="chains only"):
-        SpecDecoder(target, drafter=tree(cousin(target)))
-    SpecDecoder(target, drafter=small(cousin(target)))
+        SpecDecoder(target, drafter=tree(cousin(target)), draft_tokens=None)
+    SpecDecoder(target, drafter=small(cousin(target)), draft_tokens=None)
 
 
 @pytest.mark.parametrize(

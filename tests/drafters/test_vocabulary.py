@@ -10,12 +10,12 @@ import pytest
 import torch
 from drafting import Recorded, cousin, plain, says, small, tree
 from support import ids
-from tiny import tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from specdec_core import Registry, SamplingParams, SpecDecoder, UsageError
+from specdec_core.testing.models import tiny_model
 from specdec_drafters._vocabulary import aligned
 
 WORDS = [f"w{i}" for i in range(90)]
@@ -39,7 +39,7 @@ def test_padded_sizes_may_differ(draft_size: int, target_size: int, law: str) ->
     # The ids that only the larger one has are said, too: by a target of random weights.
     recorded = Recorded(small(tiny_model("llama", vocab=draft_size), tokenizer=words, draft=law))
     verifier = "match" if law == "coupled" else "rejection"
-    decoder = SpecDecoder(target, words, drafter=recorded, verifier=verifier, strict=True)
+    decoder = SpecDecoder(target, words, drafter=recorded, verifier=verifier, strict=True, draft_tokens=None)
     prompts = [ids(4, vocab=90), ids(9, vocab=90)]
     assert says(decoder, prompts, 30) == [plain(target, tuple(prompt), 30) for prompt in prompts]
     says(decoder, prompts, 30, temperature=1.5)
@@ -79,7 +79,7 @@ def test_another_vocabulary_is_refused(words: list[str], message: str, stored: b
     else:
         built, label = small(model, tokenizer=other), "LlamaForCausalLM"
     with pytest.raises(UsageError) as caught:
-        SpecDecoder(target, tokenizer(WORDS), drafter=built)
+        SpecDecoder(target, tokenizer(WORDS), drafter=built, draft_tokens=None)
     assert message in str(caught.value)
     assert label in str(caught.value)
 
@@ -87,23 +87,28 @@ def test_another_vocabulary_is_refused(words: list[str], message: str, stored: b
 def test_a_tree_is_as_strict() -> None:
     target = tiny_model("llama")
     with pytest.raises(UsageError, match="id 7 is"):
-        SpecDecoder(target, tokenizer(WORDS), drafter=tree(cousin(target), tokenizer=tokenizer(PERMUTED)))
+        SpecDecoder(
+            target,
+            tokenizer(WORDS),
+            drafter=tree(cousin(target), tokenizer=tokenizer(PERMUTED)),
+            draft_tokens=None,
+        )
 
 
 @pytest.mark.parametrize(("size", "fits"), [(97, True), (90, True), (112, True), (89, False), (1200, False)])
 def test_without_the_drafts_tokenizer_sizes_must_be_those_of_padding(size: int, fits: bool) -> None:
     model = tiny_model("llama", vocab=size)
     if fits:
-        SpecDecoder(tiny_model("llama"), tokenizer(WORDS), drafter=small(model))
+        SpecDecoder(tiny_model("llama"), tokenizer(WORDS), drafter=small(model), draft_tokens=None)
     else:
         with pytest.raises(UsageError, match=f"{size} ids there and 97 in the target"):
-            SpecDecoder(tiny_model("llama"), tokenizer(WORDS), drafter=small(model))
+            SpecDecoder(tiny_model("llama"), tokenizer(WORDS), drafter=small(model), draft_tokens=None)
 
 
 def test_without_any_tokenizer_sizes_must_be_equal() -> None:
-    SpecDecoder(tiny_model("llama"), drafter=small(tiny_model("llama", seed=1)))
+    SpecDecoder(tiny_model("llama"), drafter=small(tiny_model("llama", seed=1)), draft_tokens=None)
     with pytest.raises(UsageError, match="96 ids there and 97 in the target"):
-        SpecDecoder(tiny_model("llama"), drafter=small(tiny_model("llama", vocab=96)))
+        SpecDecoder(tiny_model("llama"), drafter=small(tiny_model("llama", vocab=96)), draft_tokens=None)
 
 
 # --- where the model comes from --------------------------------------------------------------------
@@ -113,7 +118,7 @@ def test_a_folder_with_its_tokenizer_and_without(tmp_path: Path) -> None:
     target, words = tiny_model("llama"), tokenizer(WORDS)
     target.save_pretrained(tmp_path)
     for _ in range(2):
-        decoder = SpecDecoder(target, words, drafter=drafter(str(tmp_path)), strict=True)
+        decoder = SpecDecoder(target, words, drafter=drafter(str(tmp_path)), strict=True, draft_tokens=None)
         result = decoder.generate(ids(5, vocab=90), SamplingParams(max_new_tokens=19))
         assert result.stats.acceptance_rate == 1.0
         words.save_pretrained(tmp_path)
@@ -123,7 +128,7 @@ def test_a_loaded_model_takes_the_targets_dtype(tmp_path: Path) -> None:
     tiny_model("llama", dtype=torch.bfloat16).save_pretrained(tmp_path)
     for dtype, expected in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
         built = drafter(str(tmp_path), dtype=dtype)
-        decoder = SpecDecoder(tiny_model("llama"), drafter=built, strict=True)
+        decoder = SpecDecoder(tiny_model("llama"), drafter=built, strict=True, draft_tokens=None)
         assert built.draft_model.cached.dtype == expected
         assert says(decoder, [ids(5)], 12) == [plain(tiny_model("llama"), tuple(ids(5)), 12)]
 
@@ -134,7 +139,7 @@ def test_a_target_may_ship_its_draft(tmp_path: Path) -> None:
     (tmp_path / "specdec.json").write_text(json.dumps({"draft": "draft"}))
     target.config._name_or_path = str(tmp_path)
     for name in ("small_model", "tree_top2"):
-        decoder = SpecDecoder(target, drafter=name, strict=True)
+        decoder = SpecDecoder(target, drafter=name, strict=True, draft_tokens=None)
         result = decoder.generate(ids(5), SamplingParams(max_new_tokens=13))
         assert result.stats.mean_acceptance_length > 3
     with pytest.raises(UsageError, match="ships none: write small_model:model=ID_OR_PATH"):
@@ -148,7 +153,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     }
     for name, words in wrong.items():
         with pytest.raises(UsageError, match=f"model={name} {words}") as caught:
-            SpecDecoder(tiny_model("llama"), drafter=drafter(name))
+            SpecDecoder(tiny_model("llama"), drafter=drafter(name), draft_tokens=None)
         assert "\n" not in str(caught.value)
 
 

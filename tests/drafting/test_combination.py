@@ -11,7 +11,6 @@ import torch
 from drafting import Recorded, cousin, early, nodes_of, plain, says, small, tree
 from scipy.stats import chisquare
 from support import ids, markov_llama
-from tiny import tiny_model
 
 from specdec_core import (
     Budget,
@@ -32,6 +31,7 @@ from specdec_core import (
 )
 from specdec_core.drafting.combination import Combination
 from specdec_core.plugins.choice import build_drafter
+from specdec_core.testing.models import tiny_model
 from specdec_drafters import PromptLookup
 
 
@@ -84,7 +84,7 @@ def test_capabilities_are_all_the_members() -> None:
         True,
     )
     with pytest.raises(IncompatiblePair, match="chains"):
-        SpecDecoder(tiny_model("llama"), drafter=both, verifier="rejection")
+        SpecDecoder(tiny_model("llama"), drafter=both, verifier="rejection", draft_tokens=None)
 
 
 MEMBERS: dict[str, Any] = {
@@ -109,14 +109,18 @@ def test_lossless(members: Any, verifier: str) -> None:
     target = tiny_model("llama", layers=3)
     prompts = [[0, 5], [3, 4, 5, 6] * 4, ids(9), [0], ids(20)]
     drafter = Combination(members(target))
-    decoder = SpecDecoder(target, drafter=drafter, verifier=verifier, max_batch=3, strict=True)
+    decoder = SpecDecoder(
+        target, drafter=drafter, verifier=verifier, max_batch=3, strict=True, draft_tokens=None
+    )
     assert says(decoder, prompts, 24) == [plain(target, tuple(prompt), 24) for prompt in prompts]
 
 
 def test_the_first_that_proposes_wins_row_by_row() -> None:
     target = tiny_model("llama")
     picky, other = Picky(), Recorded(tree(cousin(target)))
-    decoder = SpecDecoder(target, drafter=Combination([picky, other]), verifier="match", strict=True)
+    decoder = SpecDecoder(
+        target, drafter=Combination([picky, other]), verifier="match", strict=True, draft_tokens=None
+    )
     prompts = [[0, 1], [2, 3], [0, 4], [5, 6]]
     rounds = decoder.rounds(prompts, SamplingParams(max_new_tokens=12))
     first = next(rounds)
@@ -148,7 +152,7 @@ def test_members_stay_in_step_with_rows_of_others() -> None:
             return ahead[at : at + min(budget, 3)] if at % 3 == 0 else []
 
     drafter = Combination([Hints(RowDrafterConfig(num_tokens=10)), small(target, num_tokens=4)])
-    decoder = SpecDecoder(target, drafter=drafter, strict=True)
+    decoder = SpecDecoder(target, drafter=drafter, strict=True, draft_tokens=None)
     result = decoder.generate(prompt, SamplingParams(max_new_tokens=60))
     assert result.token_ids == ahead[len(prompt) :]
     assert result.stats.acceptance_rate == 1.0
@@ -158,7 +162,10 @@ def test_members_stay_in_step_with_rows_of_others() -> None:
 def test_a_members_own_limits_hold() -> None:
     picky = Picky()
     decoder = SpecDecoder(
-        tiny_model("llama"), drafter=Combination([picky, lookup(num_tokens=10)]), strict=True
+        tiny_model("llama"),
+        drafter=Combination([picky, lookup(num_tokens=10)]),
+        strict=True,
+        draft_tokens=None,
     )
     decoder.generate([[0, 1], [2, 2, 2]], SamplingParams(max_new_tokens=20))
     assert max(budget for _, budget in picky.asked) == 3
@@ -167,7 +174,7 @@ def test_a_members_own_limits_hold() -> None:
 def test_statistics_of_each_member() -> None:
     target = tiny_model("llama")
     drafter = Combination([Picky(), small(target, num_tokens=4)])
-    decoder = SpecDecoder(target, drafter=drafter, strict=True)
+    decoder = SpecDecoder(target, drafter=drafter, strict=True, draft_tokens=None)
     results = decoder.generate([[0, 1], [2, 3]], SamplingParams(max_new_tokens=20))
     stats = Stats.pooled(result.stats for result in results)
     by = stats.by_drafter
@@ -176,7 +183,7 @@ def test_statistics_of_each_member() -> None:
     assert by["picky"].accepted_tokens + 16 == stats.accepted_tokens
     assert by["picky"].rounds + by["small_model"].rounds <= stats.rounds
     assert stats.to_dict()["by_drafter"]["small_model"]["drafted_tokens"] == 16
-    alone = SpecDecoder(target, drafter=small(target), strict=True).generate([2, 3])
+    alone = SpecDecoder(target, drafter=small(target), strict=True, draft_tokens=None).generate([2, 3])
     assert "by_drafter" not in alone.stats.to_dict()
 
 
@@ -192,7 +199,7 @@ def test_members_of_one_name_draw_apart() -> None:
             return Draft.empty(len(context.rows))
 
     members = [Watching(small(target)), Watching(small(target))]
-    decoder = SpecDecoder(target, drafter=Combination(members), strict=True)
+    decoder = SpecDecoder(target, drafter=Combination(members), strict=True, draft_tokens=None)
     rounds = decoder.rounds([ids(3)], SamplingParams(max_new_tokens=9))
     next(rounds)
     rounds.close()
@@ -201,10 +208,12 @@ def test_members_of_one_name_draw_apart() -> None:
 
 def test_a_member_that_fails_is_named(caplog: pytest.LogCaptureFixture) -> None:
     target, prompt = tiny_model("llama"), (2, 3)
-    strict = SpecDecoder(target, drafter=Combination([lookup(), Picky(fails=True)]), strict=True)
+    strict = SpecDecoder(
+        target, drafter=Combination([lookup(), Picky(fails=True)]), strict=True, draft_tokens=None
+    )
     with pytest.raises(DrafterError, match="drafter 'picky': propose raised KeyError"):
         strict.generate(list(prompt), SamplingParams(max_new_tokens=20))
-    lenient = SpecDecoder(target, drafter=Combination([lookup(), Picky(fails=True)]))
+    lenient = SpecDecoder(target, drafter=Combination([lookup(), Picky(fails=True)]), draft_tokens=None)
     assert says(lenient, [prompt], 20) == [plain(target, prompt, 20)]
     assert [record.message for record in caplog.records if "picky" in record.message]
 
@@ -223,7 +232,12 @@ def test_the_law_of_mixed_batches(rows: int) -> None:
         ]
     )
     decoder = SpecDecoder(
-        markov_llama(log_p), drafter=drafter, verifier="tree_mask", max_batch=500, strict=True
+        markov_llama(log_p),
+        drafter=drafter,
+        verifier="tree_mask",
+        max_batch=500,
+        strict=True,
+        draft_tokens=None,
     )
     params = [SamplingParams(max_new_tokens=3, temperature=1.0, seed=seed) for seed in range(rows)]
     results = decoder.generate([[3, 1], [3, 2]] * (rows // 2), params)  # after 1 q is sure, after 2 it is not

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,30 +27,29 @@ def test_chunks_are_those_of_the_plain_stream() -> None:
 def test_the_event_loop_runs_while_a_round_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_for(tiny_llama(), "none")
     score, loop_thread = decoder.target.score, threading.get_ident()
+    ticked, waited = threading.Event(), []
 
-    def slow(*args: Any) -> Any:
+    def waiting(*args: Any) -> Any:
         assert threading.get_ident() != loop_thread
-        time.sleep(0.05)
+        ticked.clear()
+        waited.append(ticked.wait(timeout=60))
         return score(*args)
 
-    monkeypatch.setattr(decoder.target, "score", slow)
+    monkeypatch.setattr(decoder.target, "score", waiting)
 
-    async def count_ticks() -> int:
-        ticks = 0
-
+    async def run() -> None:
         async def tick() -> None:
-            nonlocal ticks
             while True:
-                ticks += 1
+                ticked.set()
                 await asyncio.sleep(0.005)
 
         ticking = asyncio.create_task(tick())
         async for _ in decoder.astream(PROMPT, greedy(5)):
             pass
         ticking.cancel()
-        return ticks
 
-    assert asyncio.run(count_ticks()) > 10
+    asyncio.run(run())
+    assert waited == [True] * 5
 
 
 @pytest.mark.parametrize("how", ["break", "cancel"])

@@ -114,7 +114,7 @@ def test_rounds_tell_whether_others_wait_for_a_place() -> None:
 @pytest.mark.parametrize("capture", [Capture.OFF, Capture.FIXED])
 def test_rows_with_and_without_drafts_take_turns(capture: Capture) -> None:
     """B55."""
-    decoder = SpecDecoder(tiny_llama(), drafter=rotating(), strict=True, capture=capture)
+    decoder = SpecDecoder(tiny_llama(), drafter=rotating(), strict=True, capture=capture, draft_tokens=None)
     results = decoder.generate(PROMPTS, greedy(30))
     assert said(results) == expected(PROMPTS, 30)
     for result in results:
@@ -195,7 +195,7 @@ def test_drafts_that_were_sampled_right_are_accepted_under_match() -> None:
         return nodes if len(right) < 2 or ask.depth < 2 else [*nodes, (wrong(right[1]), 1), (right[1], 1)]
 
     drafter = ScriptedDrafter(script, depth=2, nodes=4, trees=True)
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, params)
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(prompt, params)
     assert result.token_ids == plain
     assert result.stats.rounds == 6
     assert result.verifier == "match"
@@ -247,7 +247,9 @@ def test_drafters_see_the_same_tokens_on_host_and_device(capture: Capture) -> No
 
     prompts = [ids(length, 23) for length in (9, 30, 3, 17, 1, 40)]
     script = accepting(oracle(tiny_llama(), *prompts), [2, 0, 1], 3)
-    decoder = SpecDecoder(tiny_llama(), drafter=Looking(script), max_batch=2, strict=True, capture=capture)
+    decoder = SpecDecoder(
+        tiny_llama(), drafter=Looking(script), max_batch=2, strict=True, capture=capture, draft_tokens=None
+    )
     results = decoder.generate(prompts, [greedy(n) for n in (4, 12, 15, 3, 20, 6)])
     assert len(seen) == len(results) == 6
 
@@ -255,7 +257,7 @@ def test_drafters_see_the_same_tokens_on_host_and_device(capture: Capture) -> No
 def test_drafters_see_every_row_begin_and_end() -> None:
     """B55: each row is admitted once and released once, whatever the order."""
     drafter = rotating()
-    decoder = SpecDecoder(tiny_llama(), drafter=drafter, max_batch=2, strict=True)
+    decoder = SpecDecoder(tiny_llama(), drafter=drafter, max_batch=2, strict=True, draft_tokens=None)
     decoder.generate(PROMPTS, [greedy(n) for n in (9, 3, 5, 1)])
     assert not drafter.now
     for call in ("admit", "release"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from memory import live_tensors
 from support import (
     ByteTokenizer,
     ScriptedDrafter,
@@ -22,7 +22,6 @@ from support import (
     tiny_llama,
     writer,
 )
-from tiny import tiny_model
 from torch import nn
 
 from specdec_core import (
@@ -35,6 +34,7 @@ from specdec_core import (
     SpecDecoder,
     UnknownPlugin,
 )
+from specdec_core.testing.models import tiny_model
 
 # --- prompts --------------------------------------------------------------------------------------
 
@@ -163,9 +163,11 @@ def test_trees_need_a_target_that_can_check_them() -> None:
     """B77's kind: positions from slots; the error names drafter, model and reason."""
     drafter = ScriptedDrafter(lambda ask: [], trees=True)
     with pytest.raises(IncompatiblePair, match=r"'scripted' drafts trees, and mpt can check chains only"):
-        SpecDecoder(tiny_model("mpt"), drafter=drafter)
+        SpecDecoder(tiny_model("mpt"), drafter=drafter, draft_tokens=None)
     chain = ScriptedDrafter(accepting(oracle(tiny_model("mpt"), [1, 2]), [3], 4), depth=4)
-    result = SpecDecoder(tiny_model("mpt"), drafter=chain, strict=True).generate([1, 2], greedy(12))
+    result = SpecDecoder(tiny_model("mpt"), drafter=chain, strict=True, draft_tokens=None).generate(
+        [1, 2], greedy(12)
+    )
     assert (result.token_ids, result.stats.rounds) == (base(tiny_model("mpt"), [1, 2], 12), 3)
 
 
@@ -215,7 +217,9 @@ def test_every_device_says_what_plain_decoding_says(device: torch.device, captur
     )
     chain = ScriptedDrafter(accepting(ahead, [3, 0, 5], 5), depth=5)
     for drafter in ("none", "prompt_lookup", chain, tree):
-        decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture, prefill_chunk=16)
+        decoder = SpecDecoder(
+            model, drafter=drafter, strict=True, capture=capture, prefill_chunk=16, draft_tokens=None
+        )
         assert decoder.target.device.type == device.type
         results = decoder.generate(prompts, greedy(24))
         assert [one.token_ids for one in results] == [base(model, prompt, 24) for prompt in prompts]
@@ -298,7 +302,7 @@ def test_a_model_in_training_is_run_without_dropout_and_goes_on_training(how: st
         assert [module.training for module in model.modules()] == modes
 
     drafter = ScriptedDrafter(lambda ask: [])
-    decoder = SpecDecoder(model, drafter=drafter, strict=True)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None)
     unharmed()
     if how == "whole run":
         assert decoder.generate([1, 2], greedy(9)).token_ids == expected
@@ -327,14 +331,9 @@ def test_repeated_calls_keep_no_memory() -> None:
     """B90's kind: tensors and bytes are flat after the first calls."""
     decoder = SpecDecoder(tiny_llama(), strict=True, capture=Capture.FIXED)
 
-    def live() -> tuple[int, int]:
-        gc.collect()
-        tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
-        return len(tensors), sum(x.numel() for x in tensors)
-
     seen = []
     for i in range(6):
         decoder.generate([ids(12, 83), [1, 2, 1, 2]], greedy(12))
         if i > 2:
-            seen.append(live())
+            seen.append(live_tensors())
     assert len(set(seen)) == 1

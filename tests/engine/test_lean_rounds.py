@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ScriptedDrafter, ids
-from tiny import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +31,7 @@ from specdec_core import (
 from specdec_core.checks.draft_values import CheckedDraft, check_chains, check_values
 from specdec_core.contract.draft import HostNodes
 from specdec_core.contract.transfer import on_device
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 from specdec_verifiers.greedy import Greedy
 

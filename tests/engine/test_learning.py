@@ -74,14 +74,16 @@ def test_own_seeds_differ_by_row_and_by_seed() -> None:
 
 
 def test_the_seed_that_is_reported_is_the_one_that_was_given() -> None:
-    decoder = SpecDecoder(tiny_llama(), drafter=memory(True), verifier="rejection", strict=True)
+    decoder = SpecDecoder(
+        tiny_llama(), drafter=memory(True), verifier="rejection", strict=True, draft_tokens=None
+    )
     result = decoder.generate(ids(5), SamplingParams(max_new_tokens=3, temperature=1.0, seed=7))
     assert result.seed == 7
 
 
 def test_row_ids_begin_where_the_drafter_says() -> None:
     drafter = scripted(lambda ask: [], next_row=41)
-    decoder = SpecDecoder(tiny_llama(), drafter=drafter, strict=True)
+    decoder = SpecDecoder(tiny_llama(), drafter=drafter, strict=True, draft_tokens=None)
     seen = [
         done.outcome.rows for done in decoder.rounds([ids(3), ids(3, 1)], SamplingParams(max_new_tokens=1))
     ]

@@ -28,10 +28,10 @@ from support import (
     tiny_llama,
     wrong,
 )
-from tiny import tiny_model
 from transformers import DynamicCache
 
 from specdec_core import HOLE, ROOT, Capture, SamplingParams, SpecDecoder
+from specdec_core.testing.models import tiny_model
 
 PROMPTS = [[10], ids(2), ids(5, 1), [3, 4, 5, 6] * 5, ids(40, 2)]
 DRAFTERS = registered_drafters()
@@ -121,7 +121,7 @@ def test_the_shape_of_a_tree_does_not_change_the_output(shape: str, capture: Cap
     drafter = ScriptedDrafter(
         planted(parents, path, oracle(model, prompt)), depth=depth_of(parents), nodes=len(parents), trees=True
     )
-    decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture, draft_tokens=None)
     result = decoder.generate(prompt, greedy(37))
     assert result.token_ids == base(model, prompt, 37)
     assert result.stats.rounds == -(-37 // (len(path) + 1))
@@ -135,7 +135,7 @@ def test_ten_rounds_of_second_children_leave_the_cache_of_a_cold_prefill(path: l
     drafter = ScriptedDrafter(
         planted(BINARY, path, oracle(model, prompt)), depth=3, nodes=len(BINARY), trees=True
     )
-    decoder = SpecDecoder(model, drafter=drafter, strict=True)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None)
     rounds = 0
     for done in decoder.rounds(prompt, greedy(40)):
         [row] = done.batch.rows
@@ -163,7 +163,9 @@ def test_a_tree_has_room_behind_the_last_tokens(total: int) -> None:
     drafter = ScriptedDrafter(
         planted(BINARY, [], oracle(model, prompt)), depth=3, nodes=len(BINARY), trees=True
     )
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, greedy(total - 40))
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(
+        prompt, greedy(total - 40)
+    )
     assert result.token_ids == base(model, prompt, total - 40)
 
 
@@ -207,7 +209,7 @@ def test_a_tree_across_a_sliding_window_is_lossless(attention: str) -> None:
     drafter = ScriptedDrafter(
         planted(UNEVEN, [2, 4, 5], oracle(model, prompt)), depth=3, nodes=len(UNEVEN), trees=True
     )
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, greedy(40))
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(prompt, greedy(40))
     assert result.token_ids == base(model, prompt, 40)
     assert result.stats.rounds == 10
 
@@ -242,7 +244,7 @@ def test_no_mask_row_is_empty_and_no_logit_is_lost(
         return [] if which == 3 else shapes[which](ask)
 
     drafter = ScriptedDrafter(script, depth=3, nodes=len(BINARY), trees=True)
-    decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, capture=capture, draft_tokens=None)
     seen = 0
     running = decoder.target.model
     forward = running.forward
@@ -270,7 +272,7 @@ def test_wrong_drafts_alone_cost_rounds_and_nothing_else() -> None:
     model, prompt = tiny_llama(), ids(9)
     ahead = oracle(model, prompt)
     drafter = ScriptedDrafter(lambda ask: [wrong(token) for token in ahead(ask.tokens, ask.depth)])
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, greedy(20))
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(prompt, greedy(20))
     assert result.token_ids == base(model, prompt, 20)
     assert (result.stats.rounds, result.stats.accepted_tokens) == (20, 0)
     assert result.stats.drafted_tokens == sum(min(8, 19 - i) for i in range(20))
@@ -320,7 +322,13 @@ def test_any_trees_in_any_batch_are_lossless(
     ahead = following(*([*prompt, *said] for prompt, said in zip(prompts, plain, strict=True)))
     drafter = ScriptedDrafter(partial(random_tree, random, ahead), depth=4, nodes=8, trees=True)
     decoder = SpecDecoder(
-        model, drafter=drafter, strict=True, max_batch=places, prefill_chunk=chunk, capture=capture
+        model,
+        drafter=drafter,
+        strict=True,
+        max_batch=places,
+        prefill_chunk=chunk,
+        capture=capture,
+        draft_tokens=None,
     )
     for _ in range(2):
         assert [one.token_ids for one in decoder.generate(prompts, params)] == plain

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,26 +11,28 @@ from typing import Any
 import pytest
 import torch
 from cli_support import byte_tokenizer
+from memory import live_tensors
 from support import ids
-from tiny import tiny_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from specdec_core import SamplingParams, SpecDecoder
+from specdec_core.testing.models import tiny_model
 
 WARM = 5
 SLACK = 256  # bytes: what is kept of the last round depends on how much it drafted
 RUNS = [("prompt_lookup", 4), ("prompt_lookup", 0), ("early_exit:layer=1", 4), ("none", 0)]
 
 
-def tensors() -> tuple[int, int]:
-    """Count the live tensors, and the bytes of their storages."""
-    gc.collect()
-    storages, found = {}, 0
-    for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter):
-            found += 1
-            storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return found, sum(storages.values())
+def test_what_tracing_leaves_behind_is_not_counted() -> None:
+    """Whatever ran before in this process: a size that is a symbol cannot be summed or compared."""
+    shapes = ShapeEnv()
+    with FakeTensorMode(shape_env=shapes):
+        fake = torch.empty(shapes.create_unbacked_symint())
+    assert isinstance(fake.numel(), torch.SymInt)
+    before = live_tensors()
+    real = torch.zeros(3)
+    assert live_tensors() == (before[0] + 1, before[1] + real.nbytes)
 
 
 def resident() -> int:
@@ -78,11 +79,11 @@ def soak(monkeypatch: pytest.MonkeyPatch, drafter: str, k: int, calls: int) -> i
     decoder = SpecDecoder(model, tokenizer, drafter=drafter, draft_tokens=k, max_batch=2, strict=True)
     for i in range(WARM):
         call(decoder, i)
-    (alive, size), held = tensors(), resident()
+    (alive, size), held = live_tensors(), resident()
     for i in range(WARM, calls):
         call(decoder, i)
         if i % 60 == 59:
-            now, bytes_now = tensors()
+            now, bytes_now = live_tensors()
             assert now == alive
             assert bytes_now <= size + SLACK
     return resident() - held

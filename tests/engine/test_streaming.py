@@ -32,7 +32,9 @@ def byte_decoder(text: str, k: int, **options: Any) -> SpecDecoder:
     model = writer(text)
     said = list((text * 20).encode())
     drafter = ScriptedDrafter(accepting(following(said), [k], k), depth=max(k, 1))
-    return SpecDecoder(model, ByteTokenizer(), drafter=drafter, strict=True, **options)
+    return SpecDecoder(
+        model, ByteTokenizer(), drafter=drafter, strict=True, **{"draft_tokens": None, **options}
+    )
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -96,7 +98,7 @@ def test_a_chunk_is_given_as_soon_as_its_round_is_over() -> None:
     """B80: not one round late; rounds run only when they are asked for."""
     model = tiny_llama()
     drafter = ScriptedDrafter(accepting(oracle(model, [1, 2]), [2], 2), depth=2)
-    stream = SpecDecoder(model, drafter=drafter, strict=True).stream([1, 2], greedy(9))
+    stream = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).stream([1, 2], greedy(9))
     assert drafter.proposals == 0
     for i in range(3):
         chunk = next(stream)

@@ -182,7 +182,9 @@ def test_accepted_second_children_are_moved_without_waiting() -> None:
         right = ahead(ask.tokens, 2)
         return [(1, ROOT), (right[0], ROOT), (2, 1), (right[1], 1)] if ask.depth >= 2 else []
 
-    decoder = SpecDecoder(model, drafter=ScriptedDrafter(script, depth=2, nodes=4, trees=True), strict=True)
+    decoder = SpecDecoder(
+        model, drafter=ScriptedDrafter(script, depth=2, nodes=4, trees=True), strict=True, draft_tokens=None
+    )
     with counting() as names:
         for done in decoder.rounds(prompt, SamplingParams(max_new_tokens=9)):
             assert done.outcome.paths == ([1, 3],)
@@ -228,7 +230,7 @@ def test_the_count_sees_a_drafter_that_waits() -> None:
             assert context.tokens.max() < 97
             return super().propose(context, budget)
 
-    decoder = SpecDecoder(tiny_llama(), drafter=Waiting(), strict=True)
+    decoder = SpecDecoder(tiny_llama(), drafter=Waiting(), strict=True, draft_tokens=None)
     with counting() as names:
         next(decoder.rounds(PROMPTS[0], SamplingParams(max_new_tokens=9)))
         assert names == ["__bool__", "tolist"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny import tiny_model
+
+from specdec_core.testing.models import tiny_model
 
 
 @pytest.fixture

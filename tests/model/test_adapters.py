@@ -10,7 +10,6 @@ import pytest
 import torch
 from harness import distance, known, plain
 from support import ScriptedDrafter, base, greedy, planted
-from tiny import tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
 from specdec_core.model.loading import load_model
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 
@@ -33,7 +33,9 @@ def check_lossless(model: Any, expected: list[int] | None = None) -> None:
     assert expected is None or said[: len(expected)] == expected
     tree = planted([-1, -1, 1, 1, 3], [1, 3, 4], known([*PROMPT, *said]))
     for drafter in ("prompt_lookup", ScriptedDrafter(tree, depth=3, nodes=5, trees=True)):
-        result = SpecDecoder(model, drafter=drafter, strict=True).generate(PROMPT, greedy(24))
+        result = SpecDecoder(model, drafter=drafter, draft_tokens=None, strict=True).generate(
+            PROMPT, greedy(24)
+        )
         assert result.token_ids == said[:24]
     assert result.stats.accepted_tokens > 10
 

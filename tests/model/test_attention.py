@@ -10,12 +10,12 @@ import pytest
 import torch
 from harness import known
 from support import ScriptedDrafter, base, greedy, planted
-from tiny import tiny_model
 from transformers import Cache
 
 from specdec_core import SpecDecoder, UnsupportedModel
 from specdec_core.model.cache import SlotCache
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 
@@ -24,7 +24,7 @@ def check_lossless(model: Any, said: list[int], **options: Any) -> SpecDecoder:
     """Decode with a tree whose accepted path goes through second children."""
     tree = planted([-1, -1, 1, 1, 3], [1, 3, 4], known([*PROMPT, *said]))
     drafter = ScriptedDrafter(tree, depth=3, nodes=5, trees=True)
-    decoder = SpecDecoder(model, drafter=drafter, strict=True, **options)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, **{"draft_tokens": None, **options})
     result = decoder.generate(PROMPT, greedy(24))
     assert result.token_ids == said[:24]
     assert result.stats.accepted_tokens > 10

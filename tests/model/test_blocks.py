@@ -23,11 +23,11 @@ from harness import (
     random_path,
     random_tokens,
 )
-from tiny import tiny_model
 
 from specdec_core import HOLE, ROOT
 from specdec_core.model.layers import head_of
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 NODES = 7
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from harness import View, admit, check_cache, outcome, random_tokens
-from tiny import tiny_model
 
 from specdec_core import Capture
 from specdec_core.engine.target import Target
 from specdec_core.model.allowance import Allowance
 from specdec_core.model.places import _REMEMBERED
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 SHORT, LONG = 20, 200  # tokens of a prompt
 BOTH = pytest.mark.parametrize("capture", [Capture.OFF, Capture.FIXED])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from harness import ROUNDING, View, admit, check_cache, distance, outcome, plain, random_tokens
 from support import base, greedy
-from tiny import tiny_model
 from torch import Tensor
 
 from specdec_core import HOLE, ROOT, Capture, SpecDecoder
@@ -17,6 +16,7 @@ from specdec_core.contract.tree import Tree
 from specdec_core.model.layout import lay_out, lay_out_row
 from specdec_core.model.runner import Runner
 from specdec_core.model.shapes import Shape
+from specdec_core.testing.models import tiny_model
 
 N = 5
 

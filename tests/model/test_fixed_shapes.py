@@ -24,7 +24,6 @@ from harness import (
     random_tokens,
 )
 from support import ScriptedDrafter, base, greedy
-from tiny import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +31,7 @@ from specdec_core import Capture, SamplingParams, SpecDecoder
 from specdec_core.model.graphs import FixedSteps, Inputs, Outputs
 from specdec_core.model.runner import Runner
 from specdec_core.model.shapes import Shape
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 from specdec_drafters.tree_top2 import TreeTop2, TreeTop2Config
 
@@ -98,7 +98,9 @@ def test_levels_of_a_draft_and_hidden_states_at_fixed_shapes() -> None:
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "none"])
 def test_a_decoder_at_fixed_shapes_is_lossless(drafter: str) -> None:
     model = tiny_model()
-    decoder = SpecDecoder(model, drafter=drafter, capture=Capture.FIXED, max_batch=3, prefill_chunk=8)
+    decoder = SpecDecoder(
+        model, drafter=drafter, capture=Capture.FIXED, max_batch=3, prefill_chunk=8, draft_tokens=None
+    )
     prompts = [[10], [3, 4, 5] * 6, [1, 2] * 20, [7, 8, 9, 7, 8]]
     for prompt, result in zip(prompts, decoder.generate(prompts, greedy(24)), strict=True):
         assert result.token_ids == base(model, prompt, 24)
@@ -112,7 +114,7 @@ def test_a_context_is_filled_to_its_last_position(name: str, capture: Capture) -
     prompt = random_tokens(random.Random(2), 58)
     said = base(model, prompt, 6)
     chain = ScriptedDrafter(lambda ask: [*said, 1, 2, 3][len(ask.tokens) - 58 :][: ask.depth], depth=8)
-    decoder = SpecDecoder(model, drafter=chain, capture=capture, strict=True)
+    decoder = SpecDecoder(model, drafter=chain, capture=capture, strict=True, draft_tokens=None)
     result = decoder.generate(prompt, greedy(50))
     assert (result.token_ids, result.finish_reason) == (said, "context")
 
@@ -478,7 +480,7 @@ def test_nobody_reads_outputs_after_the_next_run(
 
     def said() -> list[list[int]]:
         chosen = made[drafter]() if drafter in made else drafter
-        decoder = SpecDecoder(model, drafter=chosen, capture=Capture.FIXED, strict=True)
+        decoder = SpecDecoder(model, drafter=chosen, capture=Capture.FIXED, strict=True, draft_tokens=None)
         return [result.token_ids for result in decoder.generate(prompts, params)]
 
     expected = said()

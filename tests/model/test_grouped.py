@@ -11,7 +11,6 @@ import pytest
 import torch
 from harness import ROUNDING, View, admit, distance, outcome, random_parents, random_path, random_tokens
 from support import base, greedy
-from tiny import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -21,6 +20,7 @@ from specdec_core.model import grouped
 from specdec_core.model.layout import fold
 from specdec_core.model.probe import probe
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 # (architecture, window): grouped heads, alone and under windows, with and without scales of their own
 FOLDED = [

@@ -12,13 +12,13 @@ import pytest
 import torch
 from harness import ROUNDING, View, admit, check_tree, counted, distance, outcome, plain, random_tokens
 from support import base, greedy
-from tiny import tiny_model
 from torch import Tensor, nn
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
 from specdec_core.engine.target import Target
 from specdec_core.model.layers import BlockStates, blocks_of, final_norm, first_layers, head_of
 from specdec_core.model.replica import Replica
+from specdec_core.testing.models import tiny_model
 
 LAYERS = 4
 IDS = torch.tensor([random_tokens(random.Random(0), 20), random_tokens(random.Random(1), 20)])

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from harness import View, admit, check_tree, distance, outcome, random_parents, random_path, random_tokens
-from tiny import tiny_model
 
 from specdec_core import Capture, SamplingParams, SpecDecoder
 from specdec_core.model.graphs import FixedSteps, Inputs, Outputs
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.early_exit import EarlyExit, EarlyExitConfig
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 from specdec_drafters.tree_top2 import TreeTop2, TreeTop2Config

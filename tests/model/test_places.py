@@ -24,13 +24,13 @@ from harness import (
     random_tokens,
 )
 from support import base, sampled
-from tiny import tiny_model
 
 from specdec_core import Capture, Outcome, Rows, SamplingParams, SpecDecoder
 from specdec_core.engine.target import Target
 from specdec_core.model.graphs import Inputs, Outputs
 from specdec_core.model.runner import Runner
 from specdec_core.model.shapes import Shape
+from specdec_core.testing.models import tiny_model
 
 BOTH = pytest.mark.parametrize("capture", [Capture.OFF, Capture.FIXED])
 

@@ -14,12 +14,12 @@ import transformers
 from harness import View, admit, check_tree, known, random_tokens
 from packaging.version import Version
 from support import ScriptedDrafter, base, greedy, planted
-from tiny import tiny_model
 
 from specdec_core import IncompatiblePair, SpecDecoder, UnsupportedModel
 from specdec_core.engine.target import Target
 from specdec_core.model.probe import probe
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 Forward = Callable[..., Any]
 takes_masks = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_a_tree_drafter_and_a_chains_only_target_do_not_fit() -> None:
     with pytest.raises(
         IncompatiblePair, match="'scripted' drafts trees, and mpt can check chains only: logits"
     ):
-        SpecDecoder(tiny_model("mpt"), drafter=trees)
+        SpecDecoder(tiny_model("mpt"), drafter=trees, draft_tokens=None)
 
 
 @takes_masks
@@ -69,7 +69,9 @@ def test_chains_of_a_chains_only_target_are_right_in_a_ragged_batch() -> None:
     ahead = known(*([*prompt, *base(model, prompt, 40)] for prompt in prompts))
     chain = planted([-1, 0, 1, 2], [0, 1, 2], ahead)  # three right, one wrong
     drafter = ScriptedDrafter(chain, depth=4)
-    decoder = SpecDecoder(model, drafter=drafter, max_batch=3, strict=True, prefill_chunk=8)
+    decoder = SpecDecoder(
+        model, drafter=drafter, max_batch=3, strict=True, prefill_chunk=8, draft_tokens=None
+    )
     results = decoder.generate(prompts, greedy(20))
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == base(model, prompt, 20)

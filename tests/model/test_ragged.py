@@ -25,7 +25,6 @@ from harness import (
     random_tokens,
 )
 from support import base, greedy
-from tiny import tiny_model
 
 from specdec_core import HOLE, SpecDecoder
 from specdec_core.contract.tree import Tree
@@ -34,6 +33,7 @@ from specdec_core.model.graphs import Capture
 from specdec_core.model.probe import probe
 from specdec_core.model.ragged import Ragged
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 NODES = 6
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from harness import distance, plain
 from support import base, greedy
-from tiny import tiny_model
 from transformers import T5Config, T5ForConditionalGeneration
 
 from specdec_core import InvalidParameter, SpecDecoder, UnsupportedModel
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 STATEFUL = {  # layer types by name, or, in older transformers, the class of the layer
     "bamba": "linear_attention|mamba",

@@ -15,7 +15,6 @@ import pytest
 import torch
 from harness import ROUNDING, distance, plain
 from support import base, greedy
-from tiny import tiny_model
 from torch import Tensor, nn
 
 from specdec_core import SpecDecoder, UnsupportedModel
@@ -23,6 +22,7 @@ from specdec_core.engine import dropin
 from specdec_core.model import grouped
 from specdec_core.model.replica import Replica
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 NEW = 20

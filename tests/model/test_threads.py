@@ -13,12 +13,12 @@ import pytest
 import torch
 from harness import ROUNDING, View, admit, distance, random_tokens
 from support import base, greedy
-from tiny import tiny_model
 from torch import nn
 
 from specdec_core import SpecDecoder
 from specdec_core.model import grouped
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 NEW = 24

@@ -15,6 +15,7 @@ from specdec_core.rows.prompts import encode_prompts
 pytestmark = pytest.mark.real_model
 
 SHORT = ["copy-recipe", "code-raw", "chat-capital", "one-token"]  # what every CI run does
+TOKENS = 24
 
 
 def expected(model: Any, tokenizer: Any, name: str, tokens: int) -> list[int]:
@@ -48,9 +49,9 @@ def _ids(tokenizer: Any, name: str) -> tuple[int, ...]:
     return encode_prompts(PROMPTS[name], tokenizer)[0][0]
 
 
-def check_single(pair: Any, name: str, tokens: int, drafter: str) -> GenerationResult:
+def check_single(pair: Any, name: str, tokens: int, drafter: str, **options: Any) -> GenerationResult:
     model, tokenizer = pair
-    decoder = SpecDecoder(model, tokenizer, drafter=drafter, strict=True)
+    decoder = SpecDecoder(model, tokenizer, drafter=drafter, strict=True, **options)
     result: GenerationResult = decoder.generate(PROMPTS[name], SamplingParams(max_new_tokens=tokens))
     assert result.token_ids == expected(model, tokenizer, name, tokens)
     return result
@@ -65,22 +66,22 @@ def check_batch(pair: Any, names: list[str], tokens: int) -> None:
         assert result.token_ids == expected(model, tokenizer, name, tokens), name
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", SHORT[1:])  # the first: with the test of how many rounds it takes
 def test_prompt_lookup_says_what_transformers_says(smollm2: Any, name: str) -> None:
-    check_single(smollm2, name, 32, "prompt_lookup")
+    check_single(smollm2, name, TOKENS, "prompt_lookup")
 
 
 def test_plain_decoding_says_what_transformers_says(smollm2: Any) -> None:
-    check_single(smollm2, "chat-capital", 32, "none")
+    check_single(smollm2, "chat-capital", TOKENS, "none")
 
 
 def test_ragged_batch_of_four(smollm2: Any) -> None:
-    check_batch(smollm2, SHORT, 32)
+    check_batch(smollm2, SHORT, TOKENS)
 
 
 def test_copying_takes_few_rounds(smollm2: Any) -> None:
     """B87: fewer than 40% as many target calls as new tokens."""
-    result = check_single(smollm2, "copy-recipe", 48, "prompt_lookup")
+    result = check_single(smollm2, "copy-recipe", 48, "prompt_lookup", draft_tokens=None)
     assert result.stats.rounds < 0.4 * len(result.token_ids)
     assert result.stats.mean_acceptance_length > 2
 

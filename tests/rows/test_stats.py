@@ -32,7 +32,9 @@ def scripted(counts: list[int], k: int, n: int, **options: Any) -> Any:
     """Run n tokens with drafts of k of which counts[round] are right."""
     model = tiny_llama()
     drafter = ScriptedDrafter(accepting(oracle(model, PROMPT), counts, k), depth=k)
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(PROMPT, greedy(n, **options))
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(
+        PROMPT, greedy(n, **options)
+    )
     assert result.token_ids == base(model, PROMPT, n, [options.get("eos_token_id")])
     return result.stats
 
@@ -81,7 +83,9 @@ def test_a_token_behind_the_first_rejection_does_not_count() -> None:
         return [wrong(token) if i == 1 else token for i, token in enumerate(right)]
 
     drafter = ScriptedDrafter(script, depth=4)
-    stats = SpecDecoder(model, drafter=drafter, strict=True).generate(PROMPT, greedy(10)).stats
+    stats = (
+        SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(PROMPT, greedy(10)).stats
+    )
     assert stats.acceptance_histogram == [0, 5]
     assert (stats.accepted_tokens, stats.rounds, stats.drafted_tokens) == (5, 5, 4 + 4 + 4 + 3 + 1)
 
@@ -137,7 +141,7 @@ def test_nodes_of_a_tree_count_each() -> None:
         return shape(ask) if ask.tokens[:7] == PROMPT else [wrong(0)]
 
     drafter = ScriptedDrafter(script, depth=2, nodes=5, trees=True)
-    decoder = SpecDecoder(model, drafter=drafter, strict=True)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None)
     first, second = decoder.generate([PROMPT, other], greedy(9))
     assert (first.stats.rounds, first.stats.drafted_tokens, first.stats.accepted_tokens) == (3, 15, 6)
     assert second.stats.drafted_tokens == second.stats.rounds - 1  # none in the round that can say one token
@@ -151,7 +155,7 @@ def test_an_eos_in_mid_block_cuts_tokens_and_not_the_verdict() -> None:
     prompt = varied_prompt(6, 12)
     said = base(model, prompt, 12)
     drafter = ScriptedDrafter(accepting(oracle(model, prompt), [5], 5), depth=5)
-    decoder = SpecDecoder(model, drafter=drafter, strict=True)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None)
     stats = decoder.generate(prompt, greedy(40, eos_token_id=said[8])).stats
     assert (stats.new_tokens, stats.rounds, stats.accepted_tokens) == (9, 2, 10)
     check_identities(stats, trimmed=3)
@@ -227,7 +231,9 @@ def test_times_are_booked_where_they_are_spent(monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.03)
         return ahead(ask.tokens, min(1, ask.depth))
 
-    decoder = SpecDecoder(model, drafter=ScriptedDrafter(slow, depth=1), strict=True, prefill_chunk=4)
+    decoder = SpecDecoder(
+        model, drafter=ScriptedDrafter(slow, depth=1), strict=True, prefill_chunk=4, draft_tokens=None
+    )
     forward = model.forward
 
     def slow_forward(*args: Any, **kwargs: Any) -> Any:

@@ -20,11 +20,11 @@ from support import (
     varied_prompt,
     writer,
 )
-from tiny import tiny_model
 
 from specdec_core import InvalidParameter, SamplingParams, SpecDecoder
 from specdec_core.contract.sampling_params import FinishReason
 from specdec_core.rows.row import ending
+from specdec_core.testing.models import tiny_model
 
 K = 5
 PROMPT = varied_prompt(6, 2 * (K + 1))
@@ -41,7 +41,7 @@ def test_an_eos_at_any_offset_of_a_block_ends_the_row_there(offset: int) -> None
     """B30: k + 1 offsets of the first block (the prefill's) and of the second."""
     model = tiny_llama()
     said = base(model, PROMPT, 2 * (K + 1))
-    decoder = SpecDecoder(model, drafter=perfect(model, PROMPT), strict=True)
+    decoder = SpecDecoder(model, drafter=perfect(model, PROMPT), strict=True, draft_tokens=None)
     result = decoder.generate(PROMPT, greedy(40, eos_token_id=said[offset]))
     assert result.token_ids == said[: offset + 1]
     assert result.finish_reason == "eos"
@@ -59,7 +59,7 @@ def test_an_eos_at_any_depth_of_a_tree_ends_the_row_there(offset: int, path: lis
     said = base(model, PROMPT, 12)
     script = planted([-1, -1, 0, 1, 2, 3], path, oracle(model, PROMPT))
     drafter = ScriptedDrafter(script, depth=3, nodes=6, trees=True)
-    decoder = SpecDecoder(model, drafter=drafter, strict=True)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None)
     result = decoder.generate(PROMPT, greedy(12, eos_token_id=said[4 + offset]))
     assert result.token_ids == said[: 5 + offset]
     last = drafter.outcomes[-1]
@@ -83,7 +83,9 @@ def test_every_drafter_ends_at_an_eos(name: str) -> None:
 def test_text_and_stream_hold_nothing_behind_an_eos() -> None:
     """B30: and a special EOS token is not shown."""
     model, tokenizer = writer("abcdefgh"), ByteTokenizer()
-    decoder = SpecDecoder(model, tokenizer, drafter=perfect(model, [ord("a")], 8), strict=True)
+    decoder = SpecDecoder(
+        model, tokenizer, drafter=perfect(model, [ord("a")], 8), strict=True, draft_tokens=None
+    )
     params = greedy(40, eos_token_id=ord("e"))
     assert decoder.generate("a", params).text == "bcde"
     assert "".join(chunk.text for chunk in decoder.stream("a", params)) == "bcde"
@@ -93,7 +95,7 @@ def test_every_id_of_a_list_ends_the_row() -> None:
     """B38: whichever comes first; a list, a tuple or one id."""
     model = tiny_llama()
     said = base(model, PROMPT, 12)
-    decoder = SpecDecoder(model, drafter=perfect(model, PROMPT), strict=True)
+    decoder = SpecDecoder(model, drafter=perfect(model, PROMPT), strict=True, draft_tokens=None)
     for eos in ([said[8], said[3]], (said[3], said[8]), [said[3]], said[3]):
         result = decoder.generate(PROMPT, greedy(12, eos_token_id=eos))
         assert (result.token_ids, result.finish_reason) == (said[:4], "eos")
@@ -115,7 +117,7 @@ def test_eos_ids_come_from_the_model_when_none_are_given(where: str, eos: str) -
         model.config.eos_token_id = value
     else:
         tokenizer.eos_token_id = value
-    decoder = SpecDecoder(model, tokenizer, drafter=perfect(model, PROMPT), strict=True)
+    decoder = SpecDecoder(model, tokenizer, drafter=perfect(model, PROMPT), strict=True, draft_tokens=None)
     result = decoder.generate(PROMPT, greedy(12))
     assert (result.token_ids, result.finish_reason) == (said[:4], "eos")
     assert decoder.generate(PROMPT, greedy(12, eos_token_id=said[5])).token_ids == said[:6]  # in their place
@@ -136,7 +138,7 @@ def test_ignore_eos_generates_past_it() -> None:
     model = tiny_model("llama", fresh=True)
     said = base(model, PROMPT, 12)
     model.generation_config.eos_token_id = said[2]
-    decoder = SpecDecoder(model, drafter=perfect(model, PROMPT), strict=True)
+    decoder = SpecDecoder(model, drafter=perfect(model, PROMPT), strict=True, draft_tokens=None)
     assert decoder.generate(PROMPT, greedy(12)).token_ids == said[:3]
     result = decoder.generate(PROMPT, greedy(12, ignore_eos=True))
     assert (result.token_ids, result.finish_reason) == (said, "length")
@@ -156,7 +158,7 @@ def test_a_perfect_draft_of_eight_stops_at_the_cap(n: int) -> None:
     """B31: drafts are clipped to what may still be committed, the round's own token included."""
     model = tiny_llama()
     drafter = perfect(model, PROMPT, 8)
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(PROMPT, greedy(n))
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(PROMPT, greedy(n))
     assert (result.token_ids, result.finish_reason) == (base(model, PROMPT, n), "length")
     assert result.stats.rounds == -(-n // 9)
     assert result.stats.accepted_tokens == n - result.stats.rounds
@@ -175,7 +177,7 @@ def test_the_last_tokens_of_a_context_are_those_of_plain_decoding(length: int) -
     """B60: a perfect draft of eight, whose block does not fit; a prompt may fill the context."""
     model, prompt = tiny_llama(context=64), ids(length, 12)
     drafter = ScriptedDrafter(accepting(oracle(model, prompt, n=64 - length), [8], 8))
-    result = SpecDecoder(model, drafter=drafter, strict=True).generate(prompt, greedy(50))
+    result = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None).generate(prompt, greedy(50))
     assert (result.token_ids, result.finish_reason) == (base(model, prompt, 64 - length), "context")
     assert result.stats.rounds == -(-(64 - length) // 9)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_model
 from toys import decoder_for, same
 
 from specdec_core import FinishReason, SamplingParams, UsageError, grammar
 from specdec_core.contract.constraints import Walk
+from specdec_core.testing.models import tiny_model
 
 pytest.importorskip("llguidance")
 

@@ -152,8 +152,9 @@ def ahead_of(texts: Sequence[Sequence[int]]) -> Callable[[list[int], int], list[
 
 
 def decoder_for(model: Any, drafter: Any, **options: Any) -> SpecDecoder:
-    """A decoder whose drafter must not fail."""
-    return SpecDecoder(model, drafter=drafter, **{"strict": True, **options})
+    """A decoder whose drafter must not fail; one that follows a script drafts to its own depth."""
+    fixed = {} if isinstance(drafter, str) else {"draft_tokens": None}
+    return SpecDecoder(model, drafter=drafter, **{"strict": True, **fixed, **options})
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:

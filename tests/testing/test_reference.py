@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from reference import Said, reference
 from support import ScriptedDrafter, following, needs_options, plugins, registered_drafters
-from tiny import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -36,6 +35,7 @@ from specdec_core import (
 )
 from specdec_core.contract.rng import sample_seed
 from specdec_core.plugins.choice import build_drafter
+from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 
 CONTEXT = 48
@@ -105,7 +105,7 @@ class Settings:
 
     drafter: str
     verifier: str
-    draft_tokens: int | None
+    draft_tokens: int | Literal["auto"] | None
     max_batch: int
     prefill_chunk: int
     reuse_prefixes: bool
@@ -193,7 +193,7 @@ SETTINGS = st.builds(
     Settings,
     drafter=st.sampled_from(drafters()),
     verifier=st.sampled_from(["auto", *sorted(entry.name for entry in plugins().verifiers())]),
-    draft_tokens=st.none() | st.integers(0, 8),
+    draft_tokens=st.just("auto") | st.none() | st.integers(0, 8),
     max_batch=st.integers(1, 3),
     prefill_chunk=st.sampled_from([512, 2, 3, 16]),
     reuse_prefixes=st.booleans(),
@@ -212,7 +212,7 @@ def scripted(how: Settings, texts: Sequence[Sequence[int]]) -> ScriptedDrafter:
 
     def script(ask: Any) -> list[tuple[int, int]]:
         right, nodes, depths = ahead(ask.tokens, 8), list[tuple[int, int]](), list[int]()
-        size = random.randrange(9) if trees else random.randrange(ask.depth + 1)
+        size = random.randrange(min(9, ask.nodes + 1) if trees else ask.depth + 1)
         for node in range(size if ask.depth else 0):
             parent = random.choice([ROOT, *range(node)]) if trees else node - 1
             depth = 1 if parent == ROOT else depths[parent] + 1

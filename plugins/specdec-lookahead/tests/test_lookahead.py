@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import PROMPTS, VOCAB, plain, tiny, waits
 
 import specdec_core
 import specdec_lookahead
 from specdec_core import HOLE, ROOT, Capture, Outcome, Registry, SamplingParams, SpecDecoder
+from specdec_core.testing.models import VOCAB, copier, tiny_model
+from specdec_core.testing.reference import base
+from specdec_core.testing.waiting import waits
 from specdec_lookahead import Lookahead
 from specdec_lookahead.layout import Layout
 from specdec_lookahead.pool import Pool
 
+PROMPTS = [[3], [5, 9, 2, 5, 9], [7, 1, 7, 1, 7, 1, 7], list(range(20, 41))]
 N = 24
 
 
@@ -27,7 +29,9 @@ def lookahead(**options: Any) -> Lookahead:
 
 
 def decoder(drafter: Any, architecture: str = "qwen3", **options: Any) -> SpecDecoder:
-    return SpecDecoder(tiny(architecture), drafter=drafter, strict=True, **{"draft_tokens": None, **options})
+    return SpecDecoder(
+        tiny_model(architecture), drafter=drafter, strict=True, **{"draft_tokens": None, **options}
+    )
 
 
 def said(decoder: SpecDecoder, prompts: list[list[int]], n: int = N, **options: Any) -> list[list[int]]:
@@ -81,7 +85,7 @@ def test_the_target_sees_each_column_as_a_sequence_of_its_own() -> None:
             path = [*window[0, : column + 1].tolist(), *window[1:, column].tolist()]
             last = size.first + (size.levels - 1) * size.window + column
             if draft.parents[0, last] != HOLE:
-                expected = plain(tiny(), [*before, *path], 1)[0]
+                expected = base(tiny_model("qwen3"), [*before, *path], 1)[0]
                 assert int(outcome.top_logits[0][0, 1 + last, 0]) == expected
 
 
@@ -117,14 +121,14 @@ def test_the_pool_is_a_ring() -> None:
 def test_a_ragged_batch_says_what_the_target_says(verifier: str, sizes: tuple[int, int, int]) -> None:
     drafter = lookahead(window=sizes[0], ngram=sizes[1], guesses=sizes[2])
     made = decoder(drafter, verifier=verifier, max_batch=3)
-    expected = [plain(tiny(), prompt, N) for prompt in PROMPTS]
+    expected = [base(tiny_model("qwen3"), prompt, N) for prompt in PROMPTS]
     assert said(made, PROMPTS) == expected
     assert said(made, PROMPTS[:1]) == expected[:1]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 def test_other_architectures_and_fixed_shapes(architecture: str) -> None:
-    expected = [plain(tiny(architecture), prompt, N) for prompt in PROMPTS]
+    expected = [base(tiny_model(architecture), prompt, N) for prompt in PROMPTS]
     assert said(decoder(lookahead(), architecture, capture=Capture.FIXED), PROMPTS) == expected
 
 
@@ -135,7 +139,7 @@ def test_with_a_seed_the_text_is_that_of_plain_sampling() -> None:
 
 @pytest.mark.parametrize("draft_tokens", [1, 3])
 def test_a_small_budget_cuts_the_tree(draft_tokens: int) -> None:
-    expected = [plain(tiny(), prompt, N) for prompt in PROMPTS]
+    expected = [base(tiny_model("qwen3"), prompt, N) for prompt in PROMPTS]
     assert said(decoder(lookahead(), draft_tokens=draft_tokens), PROMPTS) == expected
 
 
@@ -148,7 +152,7 @@ class Cut(Watched):
 
 def test_a_node_budget_cuts_the_window_before_the_guesses() -> None:
     drafter = Cut(Lookahead.Config(window=5, ngram=4, guesses=2))
-    assert said(decoder(drafter), [PROMPTS[2]]) == [plain(tiny(), PROMPTS[2], N)]
+    assert said(decoder(drafter), [PROMPTS[2]]) == [base(tiny_model("qwen3"), PROMPTS[2], N)]
     first = drafter.seen[0][0].parents[0]
     assert first.tolist()[:3] == [ROOT, 0, 1]  # an n-gram of the prompt
     for draft, *_ in drafter.seen[:-5]:
@@ -159,7 +163,7 @@ def test_a_node_budget_cuts_the_window_before_the_guesses() -> None:
 
 def test_it_is_one_of_a_combination() -> None:
     """Where another member drafted, its nodes are not taken for the window's."""
-    expected = [plain(tiny(), prompt, N) for prompt in PROMPTS]
+    expected = [base(tiny_model("qwen3"), prompt, N) for prompt in PROMPTS]
     made = decoder("prompt_lookup:num_tokens=6,lookahead", registry=_registry())
     assert said(made, PROMPTS) == expected
 
@@ -193,26 +197,11 @@ def test_no_call_waits_for_the_device() -> None:
 def test_it_accepts_what_the_window_made() -> None:
     """On a model that goes round, n-grams of the window come true, without any from the prompt."""
     config = {"window": 6, "ngram": 4, "guesses": 4, "from_prompt": False}
-    model = _cycling(period=5)
+    model = copier({token: (token + 1) % 5 for token in range(5)})
     made = SpecDecoder(model, drafter=lookahead(**config), strict=True, draft_tokens=None)
     result = made.generate([2], SamplingParams(max_new_tokens=60))
-    assert result.token_ids == plain(model, [2], 60)
+    assert result.token_ids == base(model, [2], 60)
     assert result.stats.tokens_per_target_call > 2.5
-
-
-def _cycling(period: int) -> Any:
-    """A model whose next token is a function of the current one."""
-    model = copy.deepcopy(tiny("llama"))
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.zero_()
-        model.lm_head.weight.zero_()
-        for token in range(period):
-            model.model.embed_tokens.weight[token, token] = 1.0
-            model.lm_head.weight[(token + 1) % period, token] = 10.0
-    return model
 
 
 # --- the package ----------------------------------------------------------------------------------

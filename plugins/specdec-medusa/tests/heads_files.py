@@ -1,4 +1,4 @@
-"""Heads with random weights, as tensors in the published layout."""
+"""Heads with random weights, as tensors in the published layout, and prompts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
+from specdec_core.testing.models import VOCAB
+
 HIDDEN = 32
+PROMPTS = [[3], [5, 9, 2, 5, 9], [7, 1, 7, 1, 7, 1, 7], list(range(20, 41))]
 
 
 def tensors(
-    heads: int = 3, layers: int = 1, vocab: int | None = 61, hidden: int = HIDDEN, seed: int = 0
+    heads: int = 3, layers: int = 1, vocab: int | None = VOCAB, hidden: int = HIDDEN, seed: int = 0
 ) -> dict[str, Tensor]:
     """Weights under the published names; vocab None: heads without projections."""
     generator = torch.Generator().manual_seed(seed)

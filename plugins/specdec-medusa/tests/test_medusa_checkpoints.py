@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from heads_files import HIDDEN, says, tensors, write
-from tiny_models import PROMPTS, VOCAB, tiny
+from heads_files import HIDDEN, PROMPTS, says, tensors, write
 from torch import Tensor
 
 from specdec_core import SamplingParams, SpecDecoder, UsageError
+from specdec_core.testing.models import VOCAB, tiny_model
 from specdec_medusa import Medusa
 from specdec_medusa.checkpoint import load_heads, save_heads
 from specdec_medusa.heads import Heads
@@ -139,7 +139,7 @@ def test_a_path_that_is_not_there(where: str) -> None:
 def test_heads_of_another_width_are_refused(tmp_path: Path) -> None:
     where = str(write(tmp_path, tensors(hidden=16)))
     with pytest.raises(UsageError, match="width 16, and the target's are 32"):
-        SpecDecoder(tiny(), drafter=Medusa(Medusa.Config(heads=where)))
+        SpecDecoder(tiny_model("qwen3"), drafter=Medusa(Medusa.Config(heads=where)))
 
 
 # --- a reduced vocabulary (B51) -------------------------------------------------------------------
@@ -147,11 +147,11 @@ def test_heads_of_another_width_are_refused(tmp_path: Path) -> None:
 
 def test_fewer_tokens_without_a_map_are_refused(tmp_path: Path) -> None:
     where = str(write(tmp_path, tensors(vocab=20)))
-    with pytest.raises(UsageError, match="draft from 20 tokens, the target has 61, and there is no map"):
+    with pytest.raises(UsageError, match="draft from 20 tokens, the target has 97, and there is no map"):
         load_heads(where, VOCAB)
 
 
-KEPT = torch.tensor([60, 3, 17, 42, 8, 9, 11, 33, 21, 50, 1, 0])
+KEPT = torch.tensor([96, 3, 17, 42, 8, 9, 11, 33, 21, 50, 1, 0])
 MAPS = {"token_map": KEPT, "d2t": KEPT - torch.arange(len(KEPT))}
 
 
@@ -162,7 +162,7 @@ def test_with_its_map_the_drafted_ids_are_the_targets(name: str, tmp_path: Path)
     made["0.1.weight"][3] = 1.0  # draft id 3 or its opposite leads: the sign of the state's sum says which
     where = str(write(tmp_path, made | {name: MAPS[name]}))
     heads, _ = load_heads(where, VOCAB)
-    assert heads.named(torch.tensor([[0, 3]])).tolist() == [[60, 42]]
+    assert heads.named(torch.tensor([[0, 3]])).tolist() == [[96, 42]]
 
     class Watched(Medusa):
         seen: set[int] = set()  # noqa: RUF012
@@ -173,7 +173,7 @@ def test_with_its_map_the_drafted_ids_are_the_targets(name: str, tmp_path: Path)
             return draft
 
     drafter = Watched(Medusa.Config(heads=where, tree="chain"))
-    decoder = SpecDecoder(tiny(), drafter=drafter, strict=True, draft_tokens=None)
+    decoder = SpecDecoder(tiny_model("qwen3"), drafter=drafter, strict=True, draft_tokens=None)
     decoder.generate(PROMPTS, SamplingParams(max_new_tokens=12))
     assert Watched.seen <= set(KEPT.tolist())
     assert Watched.seen
@@ -183,7 +183,7 @@ def test_with_its_map_the_drafted_ids_are_the_targets(name: str, tmp_path: Path)
     ("ids", "reason"),
     [
         (KEPT[:-1], "shape [11], and the heads draft from 12"),
-        (KEPT + 1, "leads to ids 1 to 61; the target has 0 to 60"),
+        (KEPT + 1, "leads to ids 1 to 97; the target has 0 to 96"),
         (KEPT.clamp(max=50), "gives two draft ids one target id"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_map_that_is_none_is_refused(ids: Tensor, reason: str, tmp_path: Path)
 
 
 def test_fresh_heads_say_what_the_targets_head_does() -> None:
-    head = tiny().lm_head
+    head = tiny_model("qwen3").lm_head
     states = torch.randn(5, HIDDEN)
     for heads in (Heads.fresh(2, 1, HIDDEN), Heads.fresh(2, 1, HIDDEN, head.weight)):
         for logits in heads(states, head):

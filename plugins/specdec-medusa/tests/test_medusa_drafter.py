@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from heads_files import says, tensors, write
-from tiny_models import PROMPTS, plain, tiny, waits
+from heads_files import PROMPTS, says, tensors, write
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import specdec_core
 import specdec_medusa
 from specdec_core import Capture, SamplingParams, SpecDecoder
+from specdec_core.testing.models import tiny_model
+from specdec_core.testing.reference import base
+from specdec_core.testing.waiting import waits
 from specdec_medusa import Medusa
 from specdec_medusa.checkpoint import save_heads
 from specdec_medusa.heads import Heads
@@ -46,7 +47,9 @@ class Watched(Medusa):
 
 def decoder(where: str, architecture: str = "qwen3", tree: Any = "adaptive", **options: Any) -> SpecDecoder:
     drafter = Watched(Medusa.Config(heads=where, tree=tree, nodes=9, top_k=4))
-    return SpecDecoder(tiny(architecture), drafter=drafter, strict=True, **{"draft_tokens": None, **options})
+    return SpecDecoder(
+        tiny_model(architecture), drafter=drafter, strict=True, **{"draft_tokens": None, **options}
+    )
 
 
 def said(decoder: SpecDecoder, prompts: list[list[int]], n: int = N, **options: Any) -> list[list[int]]:
@@ -69,7 +72,7 @@ def test_each_node_is_a_candidate_of_the_head_of_its_depth(architecture: str, wh
         for row, text in enumerate(texts):
             for depth in range(draft.nodes):
                 if draft.parents[row, depth] >= -1:
-                    state = head_state(tiny(architecture), text)
+                    state = head_state(tiny_model(architecture), text)
                     logits = says(tensors(heads=3), depth, 1, state)
                     top = logits.topk(2)
                     if top.values[0] - top.values[1] > 1e-3:
@@ -83,7 +86,7 @@ def test_scores_are_products_of_the_heads_probabilities(where: str) -> None:
     next(rounds := made.rounds(PROMPTS[1], SamplingParams(max_new_tokens=N)))
     next(rounds)
     (text,), draft = made.drafter.seen[-1]  # type: ignore[attr-defined]
-    state = head_state(tiny(), text)
+    state = head_state(tiny_model("qwen3"), text)
     heads = [says(tensors(heads=3), head, 1, state).softmax(-1) for head in range(3)]
     found = {-1: (0, 1.0)}  # node -> depth, probability
     for node, parent in enumerate(draft.parents[0].tolist()):
@@ -97,7 +100,7 @@ def test_scores_are_products_of_the_heads_probabilities(where: str) -> None:
 @pytest.mark.parametrize("tree", TREES, ids=["adaptive", "chain", "static"])
 def test_a_ragged_batch_says_what_the_target_says(tree: Any, verifier: str, where: str) -> None:
     made = decoder(where, tree=tree, verifier=verifier, max_batch=3, prefill_chunk=8)
-    expected = [plain(tiny(), prompt, N) for prompt in PROMPTS]
+    expected = [base(tiny_model("qwen3"), prompt, N) for prompt in PROMPTS]
     assert said(made, PROMPTS) == expected
     assert said(made, PROMPTS[:1]) == expected[:1]
     assert max(draft.nodes for _, draft in made.drafter.seen) > 1  # type: ignore[attr-defined]
@@ -106,26 +109,26 @@ def test_a_ragged_batch_says_what_the_target_says(tree: Any, verifier: str, wher
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
 def test_other_architectures_and_fixed_shapes(architecture: str, where: str) -> None:
     made = decoder(where, architecture, capture=Capture.FIXED)
-    assert said(made, PROMPTS) == [plain(tiny(architecture), prompt, N) for prompt in PROMPTS]
+    assert said(made, PROMPTS) == [base(tiny_model(architecture), prompt, N) for prompt in PROMPTS]
 
 
 def test_with_a_seed_the_text_is_that_of_plain_sampling(where: str) -> None:
     options = {"temperature": 0.9, "top_k": 20, "seed": 5}
-    plainly = SpecDecoder(tiny(), drafter="none")
+    plainly = SpecDecoder(tiny_model("qwen3"), drafter="none")
     assert said(decoder(where), PROMPTS, **options) == said(plainly, PROMPTS, **options)
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 2])
 def test_a_small_budget_cuts_the_tree(draft_tokens: int, where: str) -> None:
     made = decoder(where, draft_tokens=draft_tokens)
-    assert said(made, PROMPTS) == [plain(tiny(), prompt, N) for prompt in PROMPTS]
+    assert said(made, PROMPTS) == [base(tiny_model("qwen3"), prompt, N) for prompt in PROMPTS]
     drafts = [draft for _, draft in made.drafter.seen]  # type: ignore[attr-defined]
     assert max(draft.depth for draft in drafts) == draft_tokens
 
 
 def test_heads_that_are_right_are_accepted(tmp_path: Path) -> None:
     """Fresh heads over a target that says one token for ever: every depth is accepted."""
-    model = copy.deepcopy(tiny("llama"))
+    model = tiny_model("llama", fresh=True)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -161,13 +164,13 @@ def test_a_generation_leaves_nothing_to_the_next(where: str) -> None:
 
 def test_a_target_may_ship_its_heads(tmp_path: Path) -> None:
     write(tmp_path / "medusa", tensors(heads=3))
-    tiny().save_pretrained(tmp_path)
+    tiny_model("qwen3").save_pretrained(tmp_path)
     (tmp_path / "specdec.json").write_text('{"medusa": "medusa"}')
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     made = SpecDecoder(model, drafter=Medusa(Medusa.Config()), strict=True)
     assert made.drafter.capabilities.max_depth == 3
     with pytest.raises(specdec_core.UsageError, match="write medusa:heads=PATH"):
-        SpecDecoder(tiny(), drafter=Medusa(Medusa.Config()))
+        SpecDecoder(tiny_model("qwen3"), drafter=Medusa(Medusa.Config()))
 
 
 def test_it_uses_the_public_names_of_the_core_only() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec_core import SpecDecoder, UsageError
+from specdec_core.testing.models import VOCAB, tiny_model
 from specdec_medusa.checkpoint import load_heads
 from specdec_medusa.data import Sample, load_samples, read_lines, samples
 from specdec_medusa.evaluation import accuracies, candidates
@@ -28,7 +28,7 @@ SAMPLES = [Sample([5, 9, 2, 5, 9, 2, 5, 9, 2], 2), Sample([1, 2, 3, 4, 5, 6], 1)
 
 @pytest.fixture(scope="module")
 def decoder() -> SpecDecoder:
-    return SpecDecoder(tiny(), drafter="none")
+    return SpecDecoder(tiny_model("qwen3"), drafter="none")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def states(decoder: SpecDecoder) -> States:
 
 
 def trainer(states: States, recipe: Recipe = RECIPE) -> Trainer:
-    head = tiny().lm_head
+    head = tiny_model("qwen3").lm_head
     heads = Heads.fresh(recipe.heads, 1, 32, head.weight if recipe.own_projection else None)
     return Trainer(heads, recipe, head, states)
 
@@ -48,7 +48,9 @@ def test_positions_and_what_is_to_be_guessed_from_them(decoder: SpecDecoder, sta
     first = [[5, 9], [9, 2], [2, 5], [5, 9], [9, 2], [2, IGNORED]]
     assert states.labels.tolist() == [*first, [3, 4], [4, 5], [5, 6], [6, IGNORED]]
     with torch.no_grad():
-        whole = tiny().get_decoder()(input_ids=torch.tensor([SAMPLES[0].ids]), use_cache=False)[0]
+        whole = tiny_model("qwen3").get_decoder()(input_ids=torch.tensor([SAMPLES[0].ids]), use_cache=False)[
+            0
+        ]
     assert torch.allclose(states.hidden[:6], whole[0, 1:7], atol=1e-5)
 
 
@@ -56,18 +58,18 @@ def test_positions_and_what_is_to_be_guessed_from_them(decoder: SpecDecoder, sta
 def test_training_teaches(own: bool, states: States, tmp_path: Path) -> None:
     recipe = Recipe(heads=2, layers=1, own_projection=own, batch=32, rate=1e-2, seed=0, steps=120)
     made = trainer(states, recipe)
-    frozen = tiny().lm_head.weight.clone()
+    frozen = tiny_model("qwen3").lm_head.weight.clone()
 
     def right() -> list[list[float]]:
-        ids, _ = candidates(made.heads, states, tiny().lm_head, 1, 61)
+        ids, _ = candidates(made.heads, states, tiny_model("qwen3").lm_head, 1, VOCAB)
         return accuracies(ids, states.labels)
 
     before = right()
     made.run(tmp_path / "checkpoint.pt")
     assert max(min(before)) < 1.0
     assert right() == [[1.0], [1.0]]
-    assert tiny().lm_head.weight.equal(frozen)
-    assert tiny().lm_head.weight.grad is None
+    assert tiny_model("qwen3").lm_head.weight.equal(frozen)
+    assert tiny_model("qwen3").lm_head.weight.grad is None
 
 
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(states: States, tmp_path: Path) -> None:
@@ -157,10 +159,10 @@ def test_without_data_the_target_talks_to_itself(decoder: SpecDecoder) -> None:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target in a folder, with a tokenizer of one word a token."""
     folder = tmp_path_factory.mktemp("target")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
-    tiny().save_pretrained(folder)
+    tiny_model("qwen3").save_pretrained(folder)
     return folder
 
 
@@ -198,7 +200,7 @@ def test_train_resume_and_measure(target: Path, tmp_path: Path) -> None:
     assert held["tokens_per_target_call"] == pytest.approx(
         1 + sum(held["joint_prefix_accuracy_at_round_starts"])
     )
-    assert load_heads(str(out), 61)[0].count == 3
+    assert load_heads(str(out), VOCAB)[0].count == 3
 
     again = command("train", *options, "--steps", 30)
     assert again.returncode == 2
@@ -223,7 +225,7 @@ def test_a_shared_projection_makes_a_file_of_blocks_only(target: Path, tmp_path:
         *("--new-tokens", 12, "--steps", 3, "--device", "cpu"),
     )
     assert made.returncode == 0, made.stderr
-    heads, config = load_heads(str(out), 61)
+    heads, config = load_heads(str(out), VOCAB)
     assert heads.vocab_size is None
     assert config["projection"] == "shared"
     assert (out / "medusa_lm_head.safetensors").stat().st_size < 4 * 2 * (32 * 32 + 32) + 2000

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_files import tensors, write
-from tiny_models import PROMPTS, tiny
+from heads_files import PROMPTS, tensors, write
 from torch import Tensor
 
 from specdec_core import HOLE, ROOT, SamplingParams, SpecDecoder, UsageError
+from specdec_core.testing.models import tiny_model
 from specdec_medusa import Medusa
 from specdec_medusa.choices import chain_choices, checked, measured_choices, paper_choices
 from specdec_medusa.evaluation import prefixes
@@ -123,29 +123,31 @@ def test_a_tree_that_does_not_fit_is_refused(tree: object, reason: str, tmp_path
     """Both numbers are in the message, and it is a ValueError."""
     config = Medusa.Config(heads=str(write(tmp_path, tensors(heads=3))), tree=tree, top_k=6)
     with pytest.raises(UsageError, match=reason) as caught:
-        SpecDecoder(tiny(), drafter=Medusa(config))
+        SpecDecoder(tiny_model("qwen3"), drafter=Medusa(config))
     assert isinstance(caught.value, ValueError)
 
 
 def test_more_heads_than_were_trained_are_refused(tmp_path: Path) -> None:
     config = Medusa.Config(heads=str(write(tmp_path, tensors(heads=3))), num_heads=4)
     with pytest.raises(UsageError, match="num_heads=4 is more than were trained: 3"):
-        SpecDecoder(tiny(), drafter=Medusa(config))
+        SpecDecoder(tiny_model("qwen3"), drafter=Medusa(config))
 
 
 def test_a_head_has_no_more_candidates_than_tokens(tmp_path: Path) -> None:
     where = str(write(tmp_path, tensors(heads=3)))
-    made = SpecDecoder(tiny(), drafter=Medusa(Medusa.Config(heads=where, top_k=70)), draft_tokens=None)
+    made = SpecDecoder(
+        tiny_model("qwen3"), drafter=Medusa(Medusa.Config(heads=where, top_k=110)), draft_tokens=None
+    )
     assert len(made.generate(PROMPTS[0], SamplingParams(max_new_tokens=6)).token_ids) == 6
-    with pytest.raises(UsageError, match=r"candidate 61 of a head and top_k=61 gives 0 to 60"):
-        SpecDecoder(tiny(), drafter=Medusa(Medusa.Config(heads=where, top_k=70, tree=[[61]])))
+    with pytest.raises(UsageError, match=r"candidate 97 of a head and top_k=97 gives 0 to 96"):
+        SpecDecoder(tiny_model("qwen3"), drafter=Medusa(Medusa.Config(heads=where, top_k=110, tree=[[97]])))
 
 
 def test_a_tree_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tree.json"
     file.write_text(json.dumps([[0], [0, 0], [1]]))
     config = Medusa.Config(heads=str(write(tmp_path, tensors(heads=3))), tree=str(file))
-    made = SpecDecoder(tiny(), drafter=Medusa(config))
+    made = SpecDecoder(tiny_model("qwen3"), drafter=Medusa(config))
     assert (made.drafter.capabilities.max_depth, made.drafter.capabilities.nodes) == (2, 3)
     for text, reason in (
         ("[[0]", "is no JSON"),
@@ -154,7 +156,7 @@ def test_a_tree_from_a_file(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=reason):
-            SpecDecoder(tiny(), drafter=Medusa(config))
+            SpecDecoder(tiny_model("qwen3"), drafter=Medusa(config))
 
 
 # --- predictions ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 import torch
 from harness import ROUNDING, View, admit, distance, known
 from support import ScriptedDrafter, base, greedy, planted
-from tiny import tiny_model
 
 from specdec_core import SpecDecoder
 from specdec_core.engine import target as target_module
@@ -21,6 +20,7 @@ from specdec_core.model.faster.compiled import Compiled, keep_on_disk, why_not_c
 from specdec_core.model.faster.packed import why_not_packed
 from specdec_core.model.graphs import Capture
 from specdec_core.model.runner import Runner
+from specdec_core.testing.models import tiny_model
 
 PROMPT = [3, 4, 5, 6] * 4
 
@@ -73,7 +73,7 @@ def test_text_is_the_same_and_graphs_are_few(traced: None, optimize: str) -> Non
     model = tiny_model("llama")
     said = base(model, PROMPT, 40)
     drafter = tree_drafter(said) if optimize == "compile" else "prompt_lookup"
-    decoder = SpecDecoder(model, drafter=drafter, strict=True, optimize=optimize)
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, optimize=optimize, draft_tokens=None)
     known_graphs = module._graphs()
     for length in (24, 9, 30):  # blocks of other widths
         assert decoder.generate(PROMPT, greedy(length)).token_ids == said[:length]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from harness import ONCE_EACH, distance, known, plain
 from support import ScriptedDrafter, base, greedy, ids, planted, plugins
-from tiny import tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
@@ -22,6 +21,7 @@ from specdec_core.model.faster import optimize as module
 from specdec_core.model.faster.fused import FusedLinear
 from specdec_core.model.faster.optimize import Optimizations, optimized
 from specdec_core.model.faster.packed import PackedLinear, Projection, why_not_packed
+from specdec_core.testing.models import tiny_model
 
 pytestmark = pytest.mark.skipif(bool(why_not_packed("cpu", torch.float32)), reason="oneDNN is not here")
 WAYS = ["pack", "fuse", "pack,fuse"]
@@ -70,7 +70,7 @@ def test_greedy_text_is_the_same(way: str) -> None:
         "early_exit",
         ScriptedDrafter(tree, depth=3, nodes=5, trees=True),
     ):
-        decoder = SpecDecoder(model, drafter=drafter, strict=True, optimize=way)
+        decoder = SpecDecoder(model, drafter=drafter, strict=True, optimize=way, draft_tokens=None)
         assert projections(decoder.target.model)
         assert decoder.generate(PROMPT, greedy(30)).token_ids == said[:30]
 
@@ -78,13 +78,13 @@ def test_greedy_text_is_the_same(way: str) -> None:
 def test_a_draft_model_is_made_faster_too() -> None:
     model, draft = tiny_model("llama"), tiny_model("llama", fresh=True)
     small = plugins().build_drafter("small_model", {"model": draft})
-    decoder = SpecDecoder(model, drafter=small, strict=True, optimize="pack")
+    decoder = SpecDecoder(model, drafter=small, strict=True, optimize="pack", draft_tokens=None)
     result = decoder.generate(PROMPT, greedy(24))
     assert result.token_ids == base(model, PROMPT, 24)
     assert result.stats.acceptance_rate == 1.0
     source: Any = decoder.drafter
     assert projections(decoder.target.model)
-    assert projections(source.source.model.model)
+    assert projections(source.draft_model.cached.model)
 
 
 def test_what_drafters_read_of_the_target() -> None:
