@@ -33,10 +33,9 @@ from specdec_core.engine.requests import Params, make_rows
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.target import Target, evaluating
 from specdec_core.length.adaptive import AdaptiveLength
-from specdec_core.length.costs import CostCurve, RoundCosts
+from specdec_core.length.costs import RoundCosts
 from specdec_core.length.policy import DraftTokens, FixedLength, LengthPolicy
 from specdec_core.model.faster.optimize import Optimizations, optimized
-from specdec_core.model.faster.packed import holds_packed
 from specdec_core.model.graphs import Capture
 from specdec_core.model.loading import load_model
 from specdec_core.model.runner import DEFAULT_CHUNK
@@ -138,7 +137,7 @@ class SpecDecoder:
         self._eos = model_eos_ids(self.target.model, tokenizer)
         self._ids = count(self.drafter.capabilities.next_row)
         self._busy = threading.Lock()
-        self._costs: dict[str, RoundCosts] = {}  # by verifier
+        self._costs: RoundCosts | None = None
 
     @classmethod
     def from_pretrained(
@@ -327,17 +326,10 @@ class SpecDecoder:
         """Make a call's length policy. What rounds cost is kept: it tells of the machine, not of any text."""
         if self.draft_tokens != "auto" or not can.max_depth:
             return FixedLength.of(can, None if self.draft_tokens == "auto" else self.draft_tokens)
-        costs = self._costs.get(verifier.name)
-        if costs is None:
-            target = self.target
-            curve = CostCurve.of(
-                target.device.type,
-                wide=target.dtype.itemsize >= 4,
-                packed=holds_packed(target.model),
-            )
-            runner = target.runner
-            costs = RoundCosts(curve, runner.warm_up, ragged=runner.ragged)
-            self._costs[verifier.name] = costs
+        if self._costs is None:
+            runner = self.target.runner
+            self._costs = RoundCosts(self.target.device.type, runner.warm_up, ragged=runner.ragged)
+        costs = self._costs
         # Where a look at a confidence would be a transfer, nobody asks for one.
         asks = can.asks and self.target.device.type == "cpu"
         return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)

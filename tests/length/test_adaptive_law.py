@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulation import Batch, Row
+from simulation import Batch, CostCurve, Row
 from support import ids, tiny_llama
 
 from specdec_core import (
@@ -30,7 +30,7 @@ from specdec_core import (
 from specdec_core.contract.interfaces import Outcome
 from specdec_core.contract.sampling_params import FinishReason
 from specdec_core.length.adaptive import AdaptiveLength
-from specdec_core.length.costs import CostCurve, RoundCosts
+from specdec_core.length.costs import RoundCosts
 from specdec_core.testing.enumeration import outcomes
 from specdec_core.testing.worlds import (
     Drafted,
@@ -74,7 +74,7 @@ class Branch:
 
     @classmethod
     def first(cls, can: Capabilities, *, ragged: bool) -> Branch:
-        policy = AdaptiveLength(can, RoundCosts(STEEP, ragged=ragged), Clock().now, asks=can.asks)
+        policy = AdaptiveLength(can, RoundCosts("cpu", ragged=ragged), Clock().now, asks=can.asks)
         return cls((), 1.0, Row(0, [], [0] * SIZE), policy)
 
     def after(self, drafted: Drafted, chance: float, path: list[int], last: int) -> Branch:
@@ -230,7 +230,7 @@ def test_a_cut_by_what_was_drawn_would_be_seen() -> None:
 def test_no_value_on_the_device_is_looked_at(ragged: bool) -> None:
     """Tensors without values: a look would raise, and on a GPU be a transfer."""
     can = Capabilities(frozenset({SAMPLED, ONE_HOT}), 5)
-    policy, clock = AdaptiveLength(can, RoundCosts(STEEP, ragged=ragged), (c := Clock()).now), c
+    policy, clock = AdaptiveLength(can, RoundCosts("cpu", ragged=ragged), (c := Clock()).now), c
     rows = [Row(i, [1], [0] * 40) for i in range(2)]
     for turn in range(6):
         batch: Any = Batch(rows)
