@@ -29,7 +29,8 @@ from specdec_core import (
 )
 from specdec_core.contract.interfaces import Outcome
 from specdec_core.contract.sampling_params import FinishReason
-from specdec_core.length.adaptive import AdaptiveLength
+from specdec_core.length import acceptance, costs
+from specdec_core.length.adaptive import AdaptiveLength, AdaptivePlan
 from specdec_core.length.costs import RoundCosts
 from specdec_core.testing.enumeration import outcomes
 from specdec_core.testing.worlds import (
@@ -52,6 +53,14 @@ plain = VerifierConfig()
 rejection, block, tree_mask, match = Rejection(plain), Block(plain), TreeMask(plain), Match(plain)
 STEEP = CostCurve(((1, 1.0), (2, 1.3)), slope=0.35)  # lengths from 0 up are near to each other
 SIZE = 4
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a policy change its mind within four tokens."""
+    monkeypatch.setattr(acceptance, "_DOUBT", 0.3)
+    monkeypatch.setattr(costs, "_ON_CPU", 0.35)
+    monkeypatch.setattr(costs, "_SPREAD", 1.0)
 
 
 class Clock:
