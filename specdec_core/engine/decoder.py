@@ -28,10 +28,9 @@ from specdec_core.engine.requests import Params, RowMaker
 from specdec_core.engine.session import Inbox, Session, plain_mode
 from specdec_core.engine.target import Target
 from specdec_core.length.adaptive import AdaptiveLength
-from specdec_core.length.costs import CostCurve, RoundCosts
+from specdec_core.length.costs import RoundCosts
 from specdec_core.length.policy import DraftTokens, FixedLength, LengthPolicy
 from specdec_core.model.faster.optimize import Optimizations, optimized
-from specdec_core.model.faster.packed import holds_packed
 from specdec_core.model.graphs import Capture
 from specdec_core.model.loading import load_model
 from specdec_core.model.runner import DEFAULT_CHUNK
@@ -319,15 +318,10 @@ class SpecDecoder:
         if self.draft_tokens != "auto" or not can.max_depth:
             return FixedLength.of(can, None if self.draft_tokens == "auto" else self.draft_tokens)
         target = self.target
-        curve = CostCurve.of(
-            target.device.type,
-            wide=target.dtype.itemsize >= 4,
-            packed=holds_packed(target.model),
-        )
-        costs = RoundCosts(curve, target.runner.warm_up, ragged=target.runner.ragged)
+        costs = RoundCosts(target.device.type, target.runner.warm_up, ragged=target.runner.ragged)
         # Where a look at a confidence would be a transfer, nobody asks for one.
         asks = can.asks and target.device.type == "cpu"
-        return AdaptiveLength(can, costs, lambda: clock.now, asks=asks)
+        return AdaptiveLength(can, costs, clock.read, asks=asks)
 
     def _bind(self) -> None:
         def fault(error: BaseException) -> PluginError:

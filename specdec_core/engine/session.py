@@ -331,6 +331,8 @@ class Session:
         self._ended += self._scheduler.retire()
         self._awake = not self._scheduler.idle
         ended, self._ended = self._ended, []
+        if ended:
+            self._length.forget(row.id for row in ended)
         return self._tell(ended, played)
 
     def _wake(self) -> None:
@@ -340,6 +342,7 @@ class Session:
         self._awake = True
         self._rounds_out, self._retry = 0, _RETRY_ROUNDS
         self._drafter.renew()
+        self._length.begin()
         try:
             self._target.check_copies()
         except UnsupportedModel as error:

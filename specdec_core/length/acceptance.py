@@ -1,153 +1,77 @@
-"""Running estimates of whether a drafted token is accepted.
+"""How likely a drafted token is to be accepted: its drafter's guess, and how right guesses were of late.
 
 The chance that a node is accepted once its parent is has a guess to start from: the drafter's own, from its
-scores, or one by rule. Three shifts of its logit are learned beside it: of the run, of the row, and of what
-was known of the node before it was checked, its clue (how sure the drafter was, or its depth). So a clue that
-was never seen is estimated from all others, and a row that has just begun from the other rows.
-
-This is a logistic regression, filtered: each outcome moves the shifts by an extended Kalman step, and their
-variances grow a little with every step, which forgets what is old.
+scores, or one by rule. Its odds are multiplied by one number of the row, the odds of what was accepted of
+late over the odds that had been guessed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeAlias
 
-from specdec_core.contract.draft import HostNodes
+from specdec_core.contract.draft import ROOT, HostNodes
 
-Kind: TypeAlias = Literal["score", "depth"]
-
-# Variances of the shifts: a drafter's scores are off by less than a guess by rule.
-_OF_RUN: dict[Kind, float] = {"score": 0.1, "depth": 0.3}
-_OF_ROW: dict[Kind, float] = {"score": 0.2, "depth": 0.8}
-_OF_CLUE: dict[Kind, float] = {"score": 0.2, "depth": 0.3}
-_DRIFT = 0.005  # variance gained by each outcome: some thirty outcomes are remembered
-_FADING = 0.005  # share of a shift that is forgotten in a round that shows nothing
-_CERTAIN = 0.97  # an accepted node that was surer than this teaches nothing
-_GUESS_ON_HOST, _GUESS_OF_MODEL = 0.4, 0.7  # where there are no scores
-_DEEP = 6  # from here on depths are alike
-_STEPS = 5  # scores that are learned apart
+GUESS_OF_MODEL = 0.7  # that a token of a model is accepted, of which nothing else is known
+_GUESS_ON_HOST = 0.4  # and one made on the host without scores; of later siblings less
 _SURE = 0.995  # no guess is taken to be surer than this, nor less sure than 1 minus this
+_FADING = 0.95  # of what is remembered, with each outcome: some twenty
+_DOUBT = 4.0  # outcomes, right ones and wrong ones each, that speak for the guesses before any was seen
+_INHERITED = 5.0  # outcomes of all rows that a new one begins with
 
 
-class Clue(NamedTuple):
-    """What is known of a node before it is checked; nodes of one key are learned together."""
+class Belief:
+    """How right the guesses of one drafter were of late, in one row or in all."""
 
-    key: tuple[str, Kind, int]
-    logit: float  # of the guessed chance that the node is accepted, its parent being so
+    __slots__ = ("hoped", "outcomes", "right")
 
-    @classmethod
-    @lru_cache(maxsize=4096)
-    def of(cls, source: str, kind: Kind, at: int, guess: float) -> Clue:
-        """Make one: who drafted the node, what `at` counts, its value, and the guess."""
-        return cls((source, kind, at), _logit(guess))
+    def __init__(self, like: Belief | None = None) -> None:
+        self.outcomes = self.right = self.hoped = 0.0  # fading; `hoped` are those that the guesses promised
+        if like is not None and like.outcomes:
+            share = min(_INHERITED / like.outcomes, 1.0)
+            self.outcomes, self.right = share * like.outcomes, share * like.right
+            self.hoped = share * like.hoped
+
+    @property
+    def odds(self) -> float:
+        """What the odds of a guess are to be multiplied by."""
+        right, hoped = self.right + _DOUBT, self.hoped + _DOUBT
+        wrong, doubted = self.outcomes - self.right + _DOUBT, self.outcomes - self.hoped + _DOUBT
+        return right * doubted / (wrong * hoped)
+
+    def chance(self, guess: float) -> float:
+        """Give the chance of a node, its parent being accepted."""
+        odds = self.odds * guess / (1.0 - guess)
+        return odds / (1.0 + odds)
+
+    def learn(self, outcomes: Iterable[tuple[float, bool]]) -> None:
+        """Learn from nodes whose parent was accepted: the guess, and whether the node was."""
+        n, right, hoped = self.outcomes, self.right, self.hoped
+        for guess, accepted in outcomes:
+            n, right, hoped = _FADING * n + 1.0, _FADING * right + accepted, _FADING * hoped + guess
+        self.outcomes, self.right, self.hoped = n, right, hoped
 
 
-def clue_of_score(source: str, score: float) -> Clue:
-    """Make the clue of a node whose drafter guesses its chance itself."""
-    guess = round(max(0.0, score), 2)  # in this order NaN is 0
-    return Clue.of(source, "score", round(_STEPS * guess), guess)
+def bounded(guess: float) -> float:
+    """Keep a guess from being certain; NaN is no hope."""
+    return min(max(1.0 - _SURE, guess), _SURE)  # in this order
 
 
-def clue_of_depth(source: str, depth: int) -> Clue:
-    """Make the clue of a node that a model drafts, of which nothing is known but its depth."""
-    return Clue.of(source, "depth", min(depth, _DEEP), _GUESS_OF_MODEL)
+def guesses_of(nodes: HostNodes) -> tuple[float, ...]:
+    """Guess of each node made on the host whether it is accepted, its parent being so."""
+    return _guesses(nodes.parents, nodes.scores)
 
 
-def clues_of(source: str, nodes: HostNodes) -> Callable[[int], Clue]:
-    """Tell what is known of each node made on the host: its score, or else its depth and its rank."""
-    parents, scores = nodes.parents, nodes.scores
-    if scores:
-
-        def scored(node: int) -> Clue:
-            above = scores[parents[node]] if parents[node] >= 0 else 1.0
-            return clue_of_score(source, min(scores[node] / above, 1.0) if above > 0 else 0.0)
-
-        return scored
-    clues: list[Clue] = []
-    depths: list[int] = []
+@lru_cache(maxsize=1024)  # few shapes and scores come up, each of them in many rounds
+def _guesses(parents: tuple[int, ...], scores: tuple[float, ...]) -> tuple[float, ...]:
+    guesses: list[float] = []
     ranks: dict[int, int] = {}  # parent -> its children so far
-    for parent in parents:
-        depths.append(1 + depths[parent] if parent >= 0 else 1)
-        rank = ranks[parent] = ranks.get(parent, -1) + 1
-        at = 100 * min(rank, 2) + min(depths[-1], _DEEP)
-        clues.append(Clue.of(source, "depth", at, _GUESS_ON_HOST / (1 + rank)))
-    return clues.__getitem__
-
-
-class Shift:
-    """A shift of a logit: what is believed of it, and how well it is known."""
-
-    __slots__ = ("mean", "prior", "variance")
-
-    def __init__(self, prior: float) -> None:
-        self.mean, self.variance, self.prior = 0.0, prior, prior
-
-    def relax(self) -> None:
-        """Become less sure, but never less than at the start."""
-        self.variance = min(self.variance + _DRIFT, self.prior)
-
-    def fade(self) -> None:
-        """Become less sure, and return to what was believed at the start."""
-        self.mean *= 1.0 - _FADING
-        self.relax()
-
-
-Shifts: TypeAlias = dict[Kind, Shift]
-
-
-def new_row() -> Shifts:
-    """Make the shifts of a row that begins."""
-    return {kind: Shift(variance) for kind, variance in _OF_ROW.items()}
-
-
-class Acceptance:
-    """Estimates of one run. A row's own shifts are held by whoever knows the row: `new_row`."""
-
-    def __init__(self) -> None:
-        self._run: Shifts = {kind: Shift(variance) for kind, variance in _OF_RUN.items()}
-        self._clues: dict[tuple[str, Kind, int], Shift] = {}
-
-    def chance(self, row: Shifts, clue: Clue, optimism: float = 0.0) -> float:
-        """Give the chance that a node is accepted, its parent being so.
-
-        optimism: standard deviations to add, to ask what may well be true.
-        """
-        run, own, of_clue = self._shifts(row, clue)
-        at = clue.logit + run.mean + own.mean + of_clue.mean
-        if optimism:
-            at += optimism * math.sqrt(run.variance + own.variance + of_clue.variance)
-        return 1.0 / (1.0 + math.exp(-at))
-
-    def learn(self, row: Shifts, clue: Clue, *, accepted: bool) -> None:
-        """Learn from a node whose parent was accepted."""
-        chance = self.chance(row, clue)
-        if accepted and chance > _CERTAIN:
-            return
-        shifts = self._shifts(row, clue)
-        for shift in shifts:
-            shift.relax()
-        spread = chance * (1.0 - chance)
-        gain = 1.0 / (1.0 + spread * sum(shift.variance for shift in shifts))
-        for shift in shifts:
-            shift.mean += gain * shift.variance * (accepted - chance)
-            shift.variance -= gain * spread * shift.variance**2
-
-    def _shifts(self, row: Shifts, clue: Clue) -> tuple[Shift, Shift, Shift]:
-        kind, shift = clue.key[1], self._clues.get(clue.key)
-        if shift is None:
-            shift = self._clues[clue.key] = Shift(_OF_CLUE[kind])
-        return self._run[kind], row[kind], shift
-
-    def fade(self) -> None:
-        """Forget a little, in a round that showed nothing."""
-        for shift in (*self._run.values(), *self._clues.values()):
-            shift.fade()
-
-
-def _logit(chance: float) -> float:
-    chance = min(max(chance, 1.0 - _SURE), _SURE)
-    return math.log(chance / (1.0 - chance))
+    for node, parent in enumerate(parents):
+        if scores:
+            above = scores[parent] if parent > ROOT else 1.0
+            guess = scores[node] / above if above > 0 else 0.0
+        else:
+            ranks[parent] = ranks.get(parent, 0) + 1
+            guess = _GUESS_ON_HOST / ranks[parent]
+        guesses.append(bounded(guess))
+    return tuple(guesses)

@@ -1,77 +1,84 @@
 """How many tokens to draft, so that tokens a second are the most: `--draft-tokens auto`.
 
-Each round takes the depth and nodes with the largest E / C: E, the tokens that the round is expected to
-commit, from `Acceptance`; C, the seconds it is expected to take, from `RoundCosts`. (Leviathan et al. 2023,
-section 3, with measured costs, and with acceptance by what is known of each node.) All rows share one block:
-what each of them is worth checking is weighed against what the block then costs, by columns of a rectangle,
-or row by row where blocks have no padding.
+Each round takes what promises the largest E / C: E, the tokens that it is expected to commit, from the rows'
+`Belief`s; C, the seconds that it is expected to take, from `RoundCosts`. (Leviathan et al. 2023, section 3,
+with measured costs, and with acceptance by what is known of each node.) It drafts nothing unless that
+promises 2% more than plain decoding.
 
 What was made on the host (`Draft.host`) is asked for in full and cut by its scores, and teaches what would
 have been accepted also where it was cut: nothing is spent on finding that out. What a model drafts is
-decided before it is drawn. Where drafting does not pay, it is tried again in rounds that together may lose a
-small share of the time.
+decided before it is drawn. Where it does not pay, it is tried again in rounds that together may lose a small
+share of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from specdec_core.contract.draft import HOLE, ROOT, Draft, HostNodes
 from specdec_core.contract.interfaces import Budget, Capabilities, Outcome
-from specdec_core.length.acceptance import (
-    Acceptance,
-    Clue,
-    Shifts,
-    clue_of_depth,
-    clue_of_score,
-    clues_of,
-    new_row,
-)
-from specdec_core.length.costs import RoundCosts
+from specdec_core.length.acceptance import GUESS_OF_MODEL, Belief, bounded, guesses_of
+from specdec_core.length.costs import Line, RoundCosts
 from specdec_core.length.cuts import by_columns, by_rows, kept
 from specdec_core.length.policy import Plan, deepest
 from specdec_core.rows.batch import Batch
 
-_MARGIN = 1.02  # drafting must promise so much more than plain decoding: estimates are noisy
-_LOSS = 0.005  # share of the time that trying may lose
-_FIRST_LOSS_ON_HOST, _FIRST_LOSS_OF_MODEL = 0.3, 1.0  # and this of a round at once
+_MARGIN, _MARGIN_OF_MANY = 1.02, 1.06  # drafting must promise so much more than plain decoding: estimates are
+# noisy, and of several rows some look better than they are
 _LAST = 8  # power of a row's rounds left by which it may be the last to end
 _SELDOM = 0.6  # rows whose drafts are accepted are seldom the last
-_DOUBT = 1.5  # standard deviations by which chances in large batches are taken to be lower
-_UNTRIED = 6  # drafted nodes, of each row in a rectangle, that the first round to be timed may check
-_HOPELESS = 0.1  # short of plain pace, shared by the rows: what promises less is not asked for at once
-_LONGEST_PAUSE = 3  # rounds
-_FAINT = 0.02  # nodes behind one that is less likely are not looked at, ...
-_FAINT_SHARE, _FAINT_NODES = 0.5, 8  # nor behind one worth less than this share of what so many cost, each
-_PACE = 0.1  # share of the latest round in a row's pace
+_LOSS = 0.005  # share of the time that trying a model again may lose
+_LONGEST_PAUSE = 3  # rounds in which a drafter on the host that has nothing that pays is not asked
+_HOPELESS = 0.1  # short of plain pace, shared by the rows: what promises less pauses
+_FAINT = 0.02  # nodes behind one that is less likely are not looked at
+_PACE = 0.1  # share of the latest round in the pace of late
+_ROWS = 1024  # that are remembered
 
 
-@dataclass
 class _RowState:
     """What is known of a row."""
 
-    shifts: Shifts = field(default_factory=new_row)
-    hosted: bool = True  # whether the row's last draft was made on the host
-    source: str = ""  # who made it
-    proposed: HostNodes | None = None  # in this round
-    sure: list[Clue] = field(default_factory=list)  # how sure a model was of each token that it drafted
-    reached: float = 1.0  # the chance that all of these are accepted
-    clue: Callable[[int], Clue] | None = None  # of each node that was proposed
-    pace: float = 1.0  # tokens that its latest rounds committed, on the average
-    weight: float = 1.0  # what a token of this row is worth in this round; of a single row 1
-    drafted: int = 0  # nodes checked before this round
+    __slots__ = ("beliefs", "hosted", "pace", "source")
+
+    def __init__(self, hosted: bool) -> None:
+        self.hosted = hosted  # whether its last draft was made on the host
+        self.source = ""  # who made it
+        self.pace = 1.0  # tokens that its latest rounds committed, on the average
+        self.beliefs: dict[tuple[str, bool], Belief] = {}
+
+
+@dataclass(eq=False)
+class _Row:
+    """One row of one round."""
+
+    state: _RowState
+    drafted: int  # nodes checked before
+    weight: float = 1.0
+    nodes: HostNodes | None = None  # proposed by the host
+    guesses: Sequence[float] = ()  # of these, or how sure a model was of each token
+    reached: float = 1.0  # the chance that all of a model's tokens so far are accepted
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptivePlan(Plan):
+    """A plan, and what it was made from: all that `cut` and `learn` need of its round."""
+
+    rows: dict[int, _Row] = field(default_factory=dict)
+    risked: float = 0.0  # seconds, if a model was only tried
+    line: Line = field(kw_only=True)
+    began: float = field(kw_only=True)  # on the clock
 
 
 class AdaptiveLength:
-    """The length policy of one call; only `costs` outlives it.
+    """The length policy of a decoder, for as long as that lives; rows join and leave at any round.
 
     Args:
         capabilities: of the drafter; its own depth and nodes are never exceeded.
         costs: what rounds cost.
-        now: a clock in seconds that stands still while the loop's consumer works.
+        now: a clock in seconds that stands still while nobody decodes.
         asks: whether the drafter will ask how far to go on (`Budget.goes_on`).
     """
 
@@ -80,217 +87,164 @@ class AdaptiveLength:
     ) -> None:
         self.depth, self.nodes = capabilities.max_depth, capabilities.nodes
         self._sizes = _level_ends(self.depth, self.nodes if capabilities.makes_trees else self.depth)
-        self._acceptance, self._costs, self._now = Acceptance(), costs, now
-        self._rows: dict[int, _RowState] = {}
+        self._costs, self._now = costs, now
         self._on_host, self._asks, self._ragged = capabilities.on_host, asks, costs.ragged
+        self._rows: dict[int, _RowState] = {}
+        self._beliefs: dict[tuple[str, bool], Belief] = {}  # of all rows: a new one begins with a share
         self._pace = 0.0  # tokens a row commits in a second, of late
-        self._states: list[_RowState] = []  # of this round
-        self._depths: list[int] = []
-        self._pauses, self._left = 0, 0  # rounds without a question: how many, and how many more
-        self._paused = False  # in this round
-        self._first = False
-        self._since: float | None = None  # when the last round ended
-        self._catching_up = True  # a model that did not draft in the last round reads more than it will next
-        self._allowed, self._lost = 0.0, 0.0  # seconds, of trying
-        costs.begin()
+        self._pauses = self._left = 0  # rounds in which the host is not asked: how many, and how many more
+        self._allowed = 0.0  # seconds that trying a model again may lose
+        self._caught_up = False  # a model that did not draft in the last round reads more than it will next
+
+    def begin(self) -> None:
+        """Begin again after a time in which nobody decoded: other requests, so nothing is hopeless."""
+        self._pauses = self._left = 0
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Forget rows that are gone."""
+        for row in rows:
+            self._rows.pop(row, None)
 
     # --- before the draft
 
-    def plan(self, batch: Batch) -> Plan:
+    def plan(self, batch: Batch) -> AdaptivePlan:
         """Ask for all that the host drafts, and of what a model drafts for what pays."""
-        self._first = batch.first
-        self._states = [self._state(row.id) for row in batch.rows]
-        for row, state in zip(batch.rows, self._states, strict=True):
-            state.proposed, state.drafted = None, row.stats.drafted_tokens
-            state.sure, state.reached = [], 1.0
-        self._paused = self._left > 0 and not self._first and all(state.hosted for state in self._states)
-        if self._paused:
+        began, rows = self._now(), batch.rows
+        line = self._costs.line(batch.kind, len(rows))
+        known = {
+            row.id: _Row(self._rows.get(row.id) or self._state(row.id), row.stats.drafted_tokens)
+            for row in rows
+        }
+        if len(rows) > 1 and not batch.others_wait:
+            self._weigh(batch, known.values(), line)
+        hosted = [row.state.hosted for row in known.values()]
+        if self._left > 0 and not batch.first and all(hosted):
             self._left -= 1
-            self._depths = [0] * len(self._states)
-            return Plan(Budget(self._depths, 0), self._cut)
-        self._weigh(batch)
-        rooms = [deepest(row, self.depth) for row in batch.rows]
-        most = self.depth
-        if not all(state.hosted for state in self._states):
-            most = self._model_depth(rooms)
-        pairs = list(zip(rooms, self._states, strict=True))
-        self._depths = [room if state.hosted else min(room, most) for room, state in pairs]
-        hosted = any(state.hosted for _, state in pairs)
-        budget = Budget(
-            self._depths,
-            max(self.nodes if hosted else self._sizes[most], *self._depths),
-            self._goes_on if self._asks else None,
-        )
-        return Plan(budget, self._cut)
+            return AdaptivePlan(Budget([0] * len(rows), 0), None, known, line=line, began=began)
+        depths, nodes, risked = [deepest(row, self.depth) for row in rows], self.nodes, 0.0
+        if not all(hosted):
+            rooms = [min(depth, self.depth) for depth in depths]  # what is forced may go on
+            most, risked = self._model_depth(known, line, self._costs.step(batch.kind, len(rows)), rooms)
+            depths = [own if host else min(own, most) for own, host in zip(depths, hosted, strict=True)]
+            nodes = nodes if any(hosted) else self._sizes[most]
+        step = self._costs.step(batch.kind, len(rows)) if self._asks else 0.0
 
-    def _state(self, row: int) -> _RowState:
-        if row not in self._rows:
-            self._rows[row] = _RowState(hosted=self._on_host)
-        return self._rows[row]
+        def goes_on(ids: Sequence[int], sure: Tensor) -> bool:
+            return self._goes_on(known, line, step, ids, sure)
 
-    def _weigh(self, batch: Batch) -> None:
+        def cut(draft: Draft) -> Draft:
+            return draft if draft.host is None else self._cut(list(known.values()), line, draft)
+
+        budget = Budget(depths, max(nodes, *depths), goes_on if self._asks else None)
+        return AdaptivePlan(budget, cut, known, risked, line=line, began=began)
+
+    @staticmethod
+    def _weigh(batch: Batch, known: Iterable[_Row], line: Line) -> None:
         """Let the rows count most that will be the last to end: the batch takes as long as they do.
 
         A row that ends earlier saves what it adds to the rounds of the others: little where a block of all
         rows costs hardly more than one token. While others wait for their places, all count alike.
         """
-        if batch.others_wait:
-            for state in self._states:
-                state.weight = 1.0
-            return
-        rounds = [
-            (row.left / state.pace) ** _LAST for row, state in zip(batch.rows, self._states, strict=True)
+        rounds = [(row.left / its.state.pace) ** _LAST for row, its in zip(batch.rows, known, strict=True)]
+        shared = min((len(rounds) - 1) * line.token / line.plain, 1.0)
+        for its, left in zip(known, rounds, strict=True):
+            its.weight = shared + (1.0 - shared) * _SELDOM * left * len(rounds) / sum(rounds)
+
+    def _state(self, row: int) -> _RowState:
+        if len(self._rows) >= _ROWS:  # of rows that were never said to have gone
+            del self._rows[next(iter(self._rows))]
+        state = self._rows[row] = _RowState(self._on_host)
+        return state
+
+    def _belief(self, state: _RowState, sure: bool) -> Belief:
+        """Give what is believed of a row's drafter, of its scores or of what it tells nothing of."""
+        key = (state.source, sure)
+        known = state.beliefs.get(key)
+        if known is None:
+            known = state.beliefs[key] = Belief(self._beliefs.get(key))
+        return known
+
+    def _model_depth(
+        self, known: dict[int, _Row], line: Line, step: float, rooms: Sequence[int]
+    ) -> tuple[int, float]:
+        """Choose the depth that a model drafts to, 0 where it does not pay; and what trying it risks."""
+        rows = len(rooms)
+        drafting = [
+            (room, self._belief(row.state, False).chance(GUESS_OF_MODEL))
+            for room, row in zip(rooms, known.values(), strict=True)
+            if not row.state.hosted
         ]
-        mean = sum(rounds) / len(rounds)
-        shared = 1.0 - self._costs.curve(1) / self._costs.curve(len(rounds))
-        for left, state in zip(rounds, self._states, strict=True):
-            state.weight = shared + (1.0 - shared) * (_SELDOM if len(rounds) > 1 else 1.0) * left / mean
+        wide = len(drafting) if self._ragged else rows
+        tokens, best, most = float(rows), 0, _margin(rows) * rows / line.plain
+        deepest_room = max((room for room, _ in drafting), default=0)
+        for depth in range(1, deepest_room + 1):
+            tokens += sum(chance**depth for room, chance in drafting if room >= depth)
+            rate = tokens / (line(wide * self._sizes[depth]) + depth * step)
+            if rate > most:
+                best, most = depth, rate
+        if best:
+            return deepest_room if self._asks else best, 0.0  # who asks ends it where it pays no more
+        loss = line(wide * self._sizes[1]) - line.plain + step
+        could = (rows + wide) / (line.plain + loss) > _margin(rows) * rows / line.plain
+        return (1, loss) if deepest_room and could and loss <= self._allowed else (0, 0.0)
 
-    def _model_depth(self, rooms: Sequence[int]) -> int:
-        """Choose the depth that a model drafts to; 0 where it does not pay."""
-        rows, most = len(rooms), max(rooms)
-        wide = sum(not state.hosted for state in self._states) if self._ragged else rows
-        options = [(wide * self._sizes[depth], self._model_gain(rooms, depth)) for depth in range(most + 1)]
-        drafting = [self._costs.draft(rows, depth) for depth in range(most + 1)]
-        best, _ = self._best(options, drafting)
-        if best or not most:
-            return most if best and self._asks else best  # who asks ends it where it pays no more
-        hoped = self._model_gain(rooms, 1, optimism=1.0)
-        least = wide * self._sizes[1]
-        return int(self._may_try(least, hoped, drafting[1], self._costs.round, _FIRST_LOSS_OF_MODEL))
-
-    def _model_gain(self, rooms: Sequence[int], depth: int, optimism: float = 0.0) -> float:
-        """Expect how many tokens of a model's draft are accepted, all rows together, weighed."""
-        gain = 0.0
-        for room, state in zip(rooms, self._states, strict=True):
-            reached = 1.0
-            for d in range(1, min(depth, room) + 1):
-                reached *= self._acceptance.chance(state.shifts, clue_of_depth(state.source, d), optimism)
-                gain += state.weight * reached
-        return gain
-
-    def _goes_on(self, rows: Sequence[int], sure: Tensor) -> bool:
+    def _goes_on(
+        self, known: dict[int, _Row], line: Line, step: float, ids: Sequence[int], sure: Tensor
+    ) -> bool:
         """Tell whether a model's next step pays: against the pace that is kept without it.
 
         What a model is sure of is known before its token is drawn, so the law allows to end there.
         """
         hoped = 0.0
-        for row, confidence in zip(rows, sure.tolist(), strict=True):
-            state = self._rows[row]
-            state.sure.append(clue_of_score(state.source, confidence))
-            state.reached *= self._acceptance.chance(state.shifts, state.sure[-1])
-            depth = len(state.sure) + 1
-            chance = self._acceptance.chance(state.shifts, clue_of_depth(state.source, depth))
-            hoped += state.weight * state.reached * chance
-        everyone, depth = len(self._states), len(self._rows[rows[0]].sure)
-        plain = self._costs.round(everyone, 0)
-        pace = everyone * max(self._pace, 1.0 / plain)
-        wider = len(rows) if self._ragged else everyone
-        step = self._costs.draft(everyone, 1)
-        step += self._costs.round(everyone, wider * (depth + 1)) - self._costs.round(everyone, wider * depth)
-        return hoped > pace * step
+        for id_, confidence in zip(ids, sure.tolist(), strict=True):
+            row = known[id_]
+            guess = bounded(confidence)
+            row.guesses = (*row.guesses, guess)
+            row.reached *= self._belief(row.state, True).chance(guess)
+            hoped += row.reached * self._belief(row.state, False).chance(GUESS_OF_MODEL)
+        pace = len(known) * max(self._pace, 1.0 / line.plain)
+        wider = len(ids) if self._ragged else len(known)
+        more = line(wider * (len(row.guesses) + 1)) - line(wider * len(row.guesses))
+        return hoped > pace * (step + more)
 
     # --- behind the draft, before anything is checked
 
-    def _cut(self, draft: Draft) -> Draft:
+    def _cut(self, rows: list[_Row], line: Line, draft: Draft) -> Draft:
         """Keep what pays, of what was made on the host: by what the host knows alone."""
-        if draft.host is None:
-            return draft
-        rows = len(self._states)
-        worth: list[list[float]] = [[] for _ in range(rows)]
-        cost = self._costs.round(rows, _FAINT_NODES) / self._costs.round(rows, 0) - 1.0
-        faint = max(_FAINT, _FAINT_SHARE * rows * cost / _FAINT_NODES)
-        least = [0] * rows  # nodes of rows that a model drafted, which were decided upon before
-        sources = draft.sources or ("",) * rows
-        for i, (state, nodes) in enumerate(zip(self._states, draft.host, strict=True)):
+        assert draft.host is not None
+        worth: list[list[float]] = [[] for _ in rows]
+        least = [0] * len(rows)  # nodes of rows that a model drafted, which were decided upon before
+        for i, (row, nodes) in enumerate(zip(rows, draft.host, strict=True)):
             if nodes is None:
                 least[i] = draft.nodes if draft.counts is None else draft.counts[i]
                 continue
-            state.proposed, state.hosted, state.source = nodes, True, sources[i]
-            state.clue = clues_of(state.source, nodes)
-            worth[i] = self._worth(state, nodes, state.clue, faint)
+            row.state.hosted, row.state.source = True, draft.sources[i] if draft.sources else ""
+            row.nodes, row.guesses = nodes, guesses_of(nodes)
+            worth[i] = self._worth(row, nodes)
         steps = by_rows(worth) if self._ragged else by_columns(worth)
-        options = [(sum(least) if self._ragged else 0, 0.0)]
-        # What larger ones cost is a mere guess.
-        trusted = 2 * self._costs.timed(rows) + _UNTRIED * (1 if self._ragged else rows)
-        trusted = max(trusted, sum(least) + _UNTRIED if self._ragged else rows * max(least))
-        for step in steps:
-            drafted, gain = options[-1]
-            if drafted + step.nodes > trusted:
-                break
-            options.append((drafted + step.nodes, gain + step.gain))
-        best, promise = self._best(options, [0.0] * len(options))
-        hopeless = len(options) > 1 and promise < 1.0 - _HOPELESS / rows
+        columns = sum(least) if self._ragged else len(rows) * max(least)
+        tokens, floor, seconds = float(len(rows)), line.plain, line.draft + line.token * columns
+        plain = tokens / line(columns)
+        best, most = 0, 0.0
+        for i, (gain, wider, _) in enumerate(steps, start=1):
+            tokens += gain * wider
+            seconds += line.token * wider
+            if tokens > most * (seconds if seconds > floor else floor):
+                best, most = i, tokens / max(seconds, floor)
+        hopeless = bool(steps) and most < plain * (1.0 - _HOPELESS / len(rows))
         self._pauses = self._left = min(2 * self._pauses + 1, _LONGEST_PAUSE) if hopeless else 0
-        if not best and not self._first and not self._costs.timed(rows):
-            best = self._try_size(options)
-        counts = kept(steps[:best], least)
+        counts = kept(steps[: best if most > _margin(len(rows)) * plain else 0], least)
         return draft.cut(counts if self._ragged else max(counts))
 
-    def _try_size(self, options: Sequence[tuple[int, float]]) -> int:
-        """Choose how many nodes to time, while what drafts cost is a mere guess."""
-        rows = len(self._states)
-        if len(options) == 1:
-            return 0
-        pace = [(rows + gain) / self._costs.hoped(rows, drafted) for drafted, gain in options[1:5]]
-        best = 1 + pace.index(max(pace))
-        may = self._may_try(*options[best], 0.0, self._costs.hoped, _FIRST_LOSS_ON_HOST)
-        return best if may else 0
-
-    def _worth(
-        self, state: _RowState, nodes: HostNodes, clue: Callable[[int], Clue], faint: float
-    ) -> list[float]:
-        """Expect of each node whether it is accepted, all before it included, times what its row counts.
-
-        Behind one that is worth less than `faint` nothing is looked at.
-        """
-        # The more rows, the likelier it is that some look better than they are, and those decide.
-        doubt = _DOUBT * (1.0 - 1.0 / len(self._states))
-        worth: list[float] = []
-        for node, parent in enumerate(nodes.parents):
-            above = state.weight if parent == ROOT else 0.0 if parent == HOLE else worth[parent]
-            chance = self._acceptance.chance(state.shifts, clue(node), -doubt) if above > faint else 0.0
-            worth.append(above * chance)
+    def _worth(self, row: _Row, nodes: HostNodes) -> list[float]:
+        """Expect of each node whether it is accepted, all before it included."""
+        odds, worth = self._belief(row.state, bool(nodes.scores)).odds, list[float]()
+        for parent, guess in zip(nodes.parents, row.guesses, strict=True):
+            above = row.weight if parent == ROOT else 0.0 if parent == HOLE else worth[parent]
+            worth.append(above * odds * guess / (1.0 - guess + odds * guess) if above > _FAINT else 0.0)
         while worth and not worth[-1]:
             worth.pop()
         return worth
-
-    # --- the choice
-
-    def _best(self, options: Sequence[tuple[int, float]], drafting: Sequence[float]) -> tuple[int, float]:
-        """Find the best of (drafted columns of all rows, expected accepted tokens), the first being no more.
-
-        Returns:
-            Its index, 0 where no draft pays, and the pace of the best draft relative to none.
-        """
-        rows = len(self._states)
-        cost = self._costs.beside_prompts if self._first else self._costs.round
-        plain = (rows + options[0][1]) / (cost(rows, options[0][0]) + drafting[0])
-        best, most = 0, 0.0
-        for i, ((drafted, gain), seconds) in enumerate(zip(options, drafting, strict=True)):
-            rate = (rows + gain) / (cost(rows, drafted) + seconds)
-            if i and rate > most:
-                best, most = i, rate
-        return best if most > _MARGIN * plain else 0, most / plain
-
-    def _may_try(
-        self,
-        drafted: int,
-        hoped: float,  # accepted tokens, at best
-        drafting: float,
-        cost: Callable[[int, int], float],  # at best
-        first: float,
-    ) -> bool:
-        """Tell whether a draft that seems not to pay may be tried: if it could, and time for it is left."""
-        rows = len(self._states)
-        plain = self._costs.round(rows, 0)
-        if (rows + hoped) / (cost(rows, drafted) + drafting) <= _MARGIN * rows / plain:
-            return False
-        loss = self._costs.round(rows, drafted) + drafting - plain  # if nothing is accepted
-        if self._lost + loss > self._allowed + first * plain:
-            return False
-        self._lost += loss
-        return True
 
     # --- after the round
 
@@ -298,67 +252,81 @@ class AdaptiveLength:
         self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]
     ) -> None:
         """Learn from a round: what was drafted and committed, and the seconds of its parts."""
-        self._time(len(batch.rows), draft, seconds, outcome)
-        shown = False
-        for i, (row, state) in enumerate(zip(batch.rows, self._states, strict=True)):
-            drafted = row.stats.drafted_tokens - state.drafted
-            state.pace += _PACE * (max(len(outcome.tokens[i]), 1) - state.pace)
-            if state.proposed is not None:
-                self._learn_nodes(state, state.proposed, outcome.tokens[i])
+        assert isinstance(plan, AdaptivePlan)
+        by_model = False
+        for i, row in enumerate(batch.rows):
+            its = plan.rows[row.id]
+            drafted = row.stats.drafted_tokens - its.drafted
+            its.state.pace += _PACE * (max(len(outcome.tokens[i]), 1) - its.state.pace)
+            if its.nodes is not None:
+                self._learn_nodes(its, its.nodes, outcome.tokens[i])
             elif drafted:
-                state.hosted = False
-                state.source = draft.sources[i] if draft.sources else ""
-                depth = min(draft.depth, self._depths[i], drafted)
-                self._learn_depths(state, len(outcome.paths[i]), depth, ended=row.finished is not None)
-            elif not self._paused:
-                for shift in state.shifts.values():
-                    shift.fade()
-            shown |= drafted > 0 or state.proposed is not None
+                by_model, its.state.hosted = True, False
+                its.state.source = draft.sources[i] if draft.sources else ""
+                ended = row.finished is not None
+                self._learn_depths(its, len(outcome.paths[i]), min(draft.depth, drafted), ended=ended)
             if row.finished is not None:
                 self._rows.pop(row.id, None)
-        if not shown and not self._paused:
-            self._acceptance.fade()
+        if plan.risked and by_model and not any(outcome.paths):
+            self._allowed -= plan.risked
+        if not batch.first:  # prompts are fed in rows' first rounds
+            self._time(plan, batch, draft, outcome, seconds.get("draft", 0.0), by_model=by_model)
 
-    def _time(self, rows: int, draft: Draft, seconds: dict[str, float], outcome: Outcome) -> None:
-        now = self._now()
-        since, self._since = self._since, now
-        if since is None or self._first:  # prompts are fed in rows' first rounds
-            return
-        self._allowed += _LOSS * (now - since)
-        said = sum(s.weight * len(tokens) for s, tokens in zip(self._states, outcome.tokens, strict=True))
-        pace = said / rows / max(now - since, 1e-9)
+    def _time(
+        self,
+        plan: AdaptivePlan,
+        batch: Batch,
+        draft: Draft,
+        outcome: Outcome,
+        drafting: float,
+        *,
+        by_model: bool,
+    ) -> None:
+        took, rows = self._now() - plan.began, len(batch.rows)
+        self._allowed = min(self._allowed + _LOSS * took, 4.0 * plan.line.plain)
+        pace = sum(map(len, outcome.tokens)) / rows / max(took, 1e-9)
         self._pace += _PACE * (pace - self._pace) if self._pace else pace
-        drafting = seconds.get("draft", 0.0)
         counts = draft.counts if self._ragged and draft.counts is not None else [draft.nodes] * rows
-        self._costs.add(rows, sum(counts), now - since - drafting)
-        by_model = draft.nodes > 0 and any(state.proposed is None for state in self._states)
-        if by_model and not self._catching_up:
-            self._costs.add_draft(rows, draft.depth, drafting)
-        self._catching_up = not by_model
+        self._costs.add(batch.kind, rows, sum(counts), took - drafting)
+        if by_model and self._caught_up:
+            self._costs.add_draft(batch.kind, rows, draft.depth, drafting)
+        self._caught_up = by_model
 
-    def _learn_nodes(self, state: _RowState, nodes: HostNodes, said: Sequence[int]) -> None:
+    def _learn_nodes(self, row: _Row, nodes: HostNodes, said: Sequence[int]) -> None:
         """Compare what was proposed with what was said, whether or not it was checked."""
-        at, end, clue = ROOT, len(nodes.tokens), state.clue
-        assert clue is not None
+        tokens, parents, at, end = nodes.tokens, nodes.parents, ROOT, len(nodes.tokens)
+        outcomes: list[tuple[float, bool]] = []
         for token in said:
             right = None
             for node in range(at + 1, end):  # children come behind their parent
-                if nodes.parents[node] != at:
-                    continue
-                accepted = right is None and nodes.tokens[node] == token
-                right = node if accepted else right
-                self._acceptance.learn(state.shifts, clue(node), accepted=accepted)
+                if parents[node] == at:
+                    accepted = right is None and tokens[node] == token
+                    right = node if accepted else right
+                    outcomes.append((row.guesses[node], accepted))
+                elif parents[node] > at and right is not None:
+                    break
             if right is None:
-                return
+                break
             at = right
+        self._learn(row.state, outcomes, sure=bool(nodes.scores))
 
-    def _learn_depths(self, state: _RowState, accepted: int, depth: int, *, ended: bool) -> None:
+    def _learn_depths(self, row: _Row, accepted: int, depth: int, *, ended: bool) -> None:
         """Learn from a model's draft: what was accepted, and the depth at which it ended."""
-        for d in range(1, min(accepted + 1, depth) + 1):
-            if d <= accepted or not ended:
-                clues = [clue_of_depth(state.source, d), *state.sure[d - 1 : d]]
-                for clue in clues:
-                    self._acceptance.learn(state.shifts, clue, accepted=d <= accepted)
+        found = [True] * min(accepted, depth) + [False] * (accepted < depth and not ended)
+        self._learn(row.state, [(GUESS_OF_MODEL, right) for right in found], sure=False)
+        if row.guesses:
+            self._learn(row.state, list(zip(row.guesses, found, strict=False)), sure=True)
+
+    def _learn(self, state: _RowState, outcomes: list[tuple[float, bool]], *, sure: bool) -> None:
+        self._belief(state, sure).learn(outcomes)
+        key = (state.source, sure)
+        if key not in self._beliefs:
+            self._beliefs[key] = Belief()
+        self._beliefs[key].learn(outcomes)
+
+
+def _margin(rows: int) -> float:
+    return _MARGIN if rows == 1 else _MARGIN_OF_MANY
 
 
 def _level_ends(depth: int, nodes: int) -> list[int]:

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import TypeAlias
 
-
-class Step(NamedTuple):
-    """More nodes to check, and how many more tokens they are expected to bring."""
-
-    nodes: int  # columns of the block, of all rows together
-    gain: float
-    row: int | None = None  # whose nodes; None: the next one of every row
+Step: TypeAlias = tuple[float, int, int]
+"""More nodes to check: the tokens that each is expected to bring, how many columns of the block, and whose
+row they are; -1: the next column of every row."""
 
 
 def by_columns(chances: Sequence[Sequence[float]]) -> list[Step]:
     """Give a step for each column of a rectangle; chances: of each row's nodes, weighed, in their order."""
-    steps = [Step(len(chances), sum(column)) for column in zip_longest(*chances, fillvalue=0.0)]
-    while steps and not steps[-1].gain:
-        steps.pop()
-    return steps
+    rows = len(chances)
+    return [(sum(column) / rows, rows, -1) for column in zip_longest(*chances, fillvalue=0.0)]
 
 
 def by_rows(chances: Sequence[Sequence[float]]) -> list[Step]:
@@ -34,25 +28,26 @@ def by_rows(chances: Sequence[Sequence[float]]) -> list[Step]:
     """
     steps: list[Step] = []
     for row, its in enumerate(chances):
-        pools: list[Step] = []
+        first = len(steps)
         for chance in its:
-            step = Step(1, chance, row)
-            while pools and pools[-1].gain * step.nodes < step.gain * pools[-1].nodes:
-                before = pools.pop()
-                step = Step(before.nodes + step.nodes, before.gain + step.gain, row)
-            pools.append(step)
-        steps += pools
-    steps.sort(key=lambda step: -step.gain / step.nodes)
-    while steps and not steps[-1].gain:
-        steps.pop()
+            nodes = 1
+            while len(steps) > first and steps[-1][0] < chance:
+                before = steps.pop()
+                chance = (before[0] * before[1] + chance * nodes) / (before[1] + nodes)
+                nodes += before[1]
+            steps.append((chance, nodes, row))
+    if len(chances) > 1:
+        steps.sort(reverse=True)
     return steps
 
 
 def kept(steps: Sequence[Step], least: Sequence[int]) -> list[int]:
     """Count the nodes of each row that some steps keep; least: those of each row that stay anyway."""
-    columns = sum(1 for step in steps if step.row is None)
-    counts = [max(columns, count) for count in least]
-    for step in steps:
-        if step.row is not None:
-            counts[step.row] += step.nodes
-    return counts
+    counts = list(least)
+    columns = 0
+    for _, nodes, row in steps:
+        if row < 0:
+            columns += 1
+        else:
+            counts[row] += nodes
+    return [max(columns, count) for count in counts] if columns else counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -36,7 +36,16 @@ class LengthPolicy(Protocol):
     def learn(
         self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]
     ) -> None:
-        """Learn from a round that was planned: what was drafted and committed, and what its parts took."""
+        """Learn from a round that was planned: what was drafted and committed, and what its parts took.
+
+        A round that failed is never learned from.
+        """
+
+    def begin(self) -> None:
+        """Begin again, with rows, after a time in which nobody decoded."""
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Forget rows that went before they had finished."""
 
 
 def deepest(row: Row, depth: int) -> int:
@@ -74,3 +83,9 @@ class FixedLength:
         self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]
     ) -> None:
         """Learn nothing."""
+
+    def begin(self) -> None:
+        """Begin as ever."""
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Forget nothing, for nothing is known."""

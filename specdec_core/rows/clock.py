@@ -30,6 +30,10 @@ class Clock:
         """Seconds it has gone."""
         return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
 
+    def read(self) -> float:
+        """Give `now`, for who keeps a way to look."""
+        return self.now
+
     @contextmanager
     def going(self) -> Iterator[None]:
         """Let it go."""

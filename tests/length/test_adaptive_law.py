@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from simulation import Batch, Row
+from simulation import Batch, CostCurve, Row
 from support import ids, tiny_llama
 
 from specdec_core import (
@@ -29,8 +29,9 @@ from specdec_core import (
 )
 from specdec_core.contract.interfaces import Outcome
 from specdec_core.contract.sampling_params import FinishReason
-from specdec_core.length.adaptive import AdaptiveLength
-from specdec_core.length.costs import CostCurve, RoundCosts
+from specdec_core.length import acceptance, costs
+from specdec_core.length.adaptive import AdaptiveLength, AdaptivePlan
+from specdec_core.length.costs import RoundCosts
 from specdec_core.testing.enumeration import outcomes
 from specdec_core.testing.worlds import (
     Drafted,
@@ -54,6 +55,14 @@ STEEP = CostCurve(((1, 1.0), (2, 1.3)), slope=0.35)  # lengths from 0 up are nea
 SIZE = 4
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a policy change its mind within four tokens."""
+    monkeypatch.setattr(acceptance, "_DOUBT", 0.3)
+    monkeypatch.setattr(costs, "_ON_CPU", 0.35)
+    monkeypatch.setattr(costs, "_SPREAD", 1.0)
+
+
 class Clock:
     """What a run's clock shows: moved by hand, copied with the policy that reads it."""
 
@@ -71,19 +80,22 @@ class Branch:
     weight: float
     row: Row
     policy: AdaptiveLength
+    whole: Draft | None = None  # what the host proposed in the round under way
+    cuts: bool = False
 
     @classmethod
     def first(cls, can: Capabilities, *, ragged: bool) -> Branch:
-        policy = AdaptiveLength(can, RoundCosts(STEEP, ragged=ragged), Clock().now, asks=can.asks)
+        policy = AdaptiveLength(can, RoundCosts("cpu", ragged=ragged), Clock().now, asks=can.asks)
         return cls((), 1.0, Row(0, [], [0] * SIZE), policy)
 
     def after(self, drafted: Drafted, chance: float, path: list[int], last: int) -> Branch:
         """Commit a block, and let a copy of the policy learn of it."""
         policy, row = copy.deepcopy((self.policy, self.row))
-        if policy._asks:
-            goes_on(
-                policy, [float(q.max()) for _, _, q in drafted.nodes[: policy.depth - 1] if q is not None]
-            )
+        plan: Any = plan_of(policy, row)  # the same as was drafted by, for it is a function of the past
+        if plan.budget.goes_on is not None:
+            goes_on(plan, [float(q.max()) for _, _, q in drafted.nodes[: policy.depth - 1] if q is not None])
+        if self.cuts and plan.cut is not None and self.whole is not None:
+            plan.cut(self.whole)
         block = [*(drafted.nodes[node][0] for node in path), last][: row.left]
         row.said += len(block)
         real = sum(parent != HOLE for _, parent, _ in drafted.nodes)
@@ -94,42 +106,48 @@ class Branch:
         clock.__self__.seconds += STEEP(1 + len(drafted.nodes)) * (1 + 0.3 * (sum(text) % 2))
         outcome = Outcome((0,), (0,), (block,), (path,), (row.finished,))
         draft = as_draft([drafted], 2) if drafted.nodes else Draft.empty(1)
-        policy.update(Batch([row]), draft, outcome, {"draft": 0.1 * len(drafted.nodes)})  # type: ignore[arg-type]
+        policy.learn(plan, Batch([row]), draft, outcome, {"draft": 0.1 * len(drafted.nodes)})  # type: ignore[arg-type]
         return Branch(text, self.weight * chance * drafted.weight, row, policy)
+
+
+def plan_of(policy: AdaptiveLength, row: Row) -> AdaptivePlan:
+    return policy.plan(Batch([row]))  # type: ignore[arg-type]
 
 
 def drafted_by_model(branch: Branch, q: Toy, law: DraftLaw, width: int) -> list[Drafted]:
     """What is drawn, to a depth that was decided before."""
-    budget = branch.policy.budget(Batch([branch.row]))  # type: ignore[arg-type]
-    depth = budget.depth[0]
+    depth = plan_of(copy.deepcopy(branch.policy), branch.row).budget.depth[0]
     return drafts(q, law, chain(depth) if width == 1 else tree(*[width] * depth), branch.text)
 
 
-def goes_on(policy: AdaptiveLength, sure: list[float]) -> bool:
+def goes_on(plan: AdaptivePlan, sure: list[float]) -> bool:
     """Ask after each token of a chain, as a drafter does, until the answer is no."""
-    return all(policy._goes_on((0,), torch.tensor([one])) for one in sure)
+    asked = plan.budget.goes_on
+    assert asked is not None
+    return all(asked((0,), torch.tensor([one])) for one in sure)
 
 
 def drafted_by_model_that_asks(branch: Branch, q: Toy) -> list[Drafted]:
     """What is drawn, with an end that depends on how sure q was before each draw."""
-    depth = branch.policy.budget(Batch([branch.row])).depth[0]  # type: ignore[arg-type]
+    depth = plan_of(copy.deepcopy(branch.policy), branch.row).budget.depth[0]
 
     def shape(path: Tokens) -> int:
         sure = [float(q((*branch.text, *path[:i])).max()) for i in range(len(path))]
-        return int(len(path) < depth and goes_on(copy.deepcopy(branch.policy), sure))
+        return int(len(path) < depth and goes_on(plan_of(copy.deepcopy(branch.policy), branch.row), sure))
 
     return drafts(q, SAMPLED, shape, branch.text)
 
 
 def drafted_on_host(branch: Branch, q: Toy) -> list[Drafted]:
     """What is a function of the context: cut by what the host knows of it."""
-    budget = branch.policy.budget(Batch([branch.row]))  # type: ignore[arg-type]
-    [whole] = drafts(q, ONE_HOT, chain(budget.depth[0]), branch.text)
+    plan: Any = plan_of(copy.deepcopy(branch.policy), branch.row)
+    [whole] = drafts(q, ONE_HOT, chain(plan.budget.depth[0]), branch.text)
     if not whole.nodes:
         return [whole]
     tokens = [token for token, _, _ in whole.nodes]
     scores = np.cumprod([q((*branch.text, *tokens[:i])).max() for i in range(len(tokens))]).tolist()
-    left = branch.policy.cut(Draft.chains([tokens], scores=[scores])).nodes
+    branch.whole, branch.cuts = Draft.chains([tokens], scores=[scores]), True
+    left = plan.cut(branch.whole).nodes
     return [replace(whole, nodes=whole.nodes[:left])]
 
 
@@ -230,16 +248,17 @@ def test_a_cut_by_what_was_drawn_would_be_seen() -> None:
 def test_no_value_on_the_device_is_looked_at(ragged: bool) -> None:
     """Tensors without values: a look would raise, and on a GPU be a transfer."""
     can = Capabilities(frozenset({SAMPLED, ONE_HOT}), 5)
-    policy, clock = AdaptiveLength(can, RoundCosts(STEEP, ragged=ragged), (c := Clock()).now), c
+    policy, clock = AdaptiveLength(can, RoundCosts("cpu", ragged=ragged), (c := Clock()).now), c
     rows = [Row(i, [1], [0] * 40) for i in range(2)]
     for turn in range(6):
         batch: Any = Batch(rows)
-        budget = policy.budget(batch)
+        plan: Any = policy.plan(batch)
+        budget = plan.budget
         n = max(*budget.depth, 1)
         made = Draft.chains([[5] * n, [6] * n], scores=[[0.5] * n, [0.4] * n])
         assert made.host
         nowhere = [tensor.to("meta") for tensor in (made.tokens, made.parents, made.laws)]
-        draft = policy.cut(Draft(*nowhere, depth=n, width=1, host=(made.host[0], None), counts=(n, n)))  # type: ignore[misc, arg-type]
+        draft = plan.cut(Draft(*nowhere, depth=n, width=1, host=(made.host[0], None), counts=(n, n)))  # type: ignore[misc, arg-type]
         assert draft.nodes == n  # what a model drafted is not cut
         assert draft.counts
         assert draft.counts[1] == n
@@ -247,8 +266,8 @@ def test_no_value_on_the_device_is_looked_at(ragged: bool) -> None:
         for row in rows:
             row.said += 1
             row.stats.count_round(n, 0, 1)
-        policy.update(
-            batch, draft, Outcome((0, 1), (0, 1), ([5], [7]), ([], []), (None, None)), {"draft": 0.1}
+        policy.learn(
+            plan, batch, draft, Outcome((0, 1), (0, 1), ([5], [7]), ([], []), (None, None)), {"draft": 0.1}
         )
         assert turn or budget.depth
 

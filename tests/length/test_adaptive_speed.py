@@ -6,20 +6,18 @@ import random
 from collections.abc import Callable
 
 import pytest
-from simulation import Lookup, Machine, Model, Row, simulate
+from simulation import CPU_FLOAT32, CPU_HALF, CPU_PACKED, GPU, Lookup, Machine, Model, Row, simulate
 
-from specdec_core.length.costs import CPU_FLOAT32, CPU_HALF, CPU_PACKED, GPU, RoundCosts
+from specdec_core.length.costs import RoundCosts
 
 Text = tuple[list[int], list[int]]
 MACHINES = {
-    "float32": Machine("float32", CPU_FLOAT32, CPU_FLOAT32),
-    "bf16": Machine("bf16", CPU_HALF, CPU_HALF),
-    "gpu": Machine("gpu", GPU, GPU),
-    "packed": Machine("packed", CPU_PACKED, CPU_PACKED, noise=0.03),
-    "packed float32": Machine("packed float32", CPU_HALF, CPU_FLOAT32),
-    "slower than believed": Machine("slower than believed", CPU_FLOAT32, CPU_HALF),
-    "without padding": Machine("without padding", CPU_PACKED, CPU_PACKED, noise=0.03, ragged=True),
-    "noisy": Machine("noisy", CPU_FLOAT32, CPU_FLOAT32, noise=0.2),
+    "float32": Machine("float32", CPU_FLOAT32),
+    "bf16": Machine("bf16", CPU_HALF),
+    "gpu": Machine("gpu", GPU, "cuda"),
+    "packed": Machine("packed", CPU_PACKED, noise=0.03),
+    "without padding": Machine("without padding", CPU_PACKED, noise=0.03, ragged=True),
+    "noisy": Machine("noisy", CPU_FLOAT32, noise=0.2),
 }
 ACCEPTANCE: dict[str, Callable[[Row], float]] = {
     ".9": lambda row: 0.9,
@@ -69,7 +67,7 @@ def test_lookup_never_loses(machine: str, category: str, batch: int) -> None:
     on, said = MACHINES[machine], texts(category, max(batch, 5))
     plain = simulate(said, Lookup(), on, 0, batch=batch).rate
     fixed = {k: simulate(said, Lookup(), on, k, batch=batch).rate / plain for k in (1, 2, 5, 10)}
-    costs = RoundCosts(on.believed, ragged=on.ragged)
+    costs = RoundCosts(on.device, ragged=on.ragged)
     for share in (0.91, 0.95):  # of the best fixed length: nothing known, costs known
         auto = simulate(said, Lookup(), on, "auto", batch=batch, costs=costs).rate / plain
         assert auto > (0.99 if batch < 16 else 0.97 if on.noise else 0.985), fixed
@@ -99,7 +97,7 @@ def test_models_hardly_ever_lose(
     machine: str, step: float, batch: int, accepts: str, depth_width: tuple[int, int]
 ) -> None:
     """What a model drafts must be drafted to learn what it is worth: that may cost a little."""
-    on = Machine(machine, MACHINES[machine].seconds, MACHINES[machine].believed, step=step)
+    on = Machine(machine, MACHINES[machine].seconds, MACHINES[machine].device, step=step)
     said = [([1] * 50, [0] * 200)] * max(batch, 4)
 
     def rate(k: int | str) -> float:
@@ -114,7 +112,7 @@ def test_models_hardly_ever_lose(
 
 def test_where_nothing_pays_nothing_is_drafted_for_long() -> None:
     """And trying again takes less than one round in a hundred."""
-    on = Machine("float32", CPU_FLOAT32, CPU_FLOAT32, step=0.3)
+    on = Machine("float32", CPU_FLOAT32, step=0.3)
     done = simulate([([1] * 50, [0] * 2000)], Model(ACCEPTANCE["never"], 5), on, "auto")
     drafted = [i for i, width in enumerate(done.widths) if width]
     assert drafted[-1] > 500  # it does try again
@@ -123,7 +121,7 @@ def test_where_nothing_pays_nothing_is_drafted_for_long() -> None:
 
 
 def test_it_finds_out_when_a_model_begins_to_be_right() -> None:
-    on = Machine("gpu", GPU, GPU, step=0.1)
+    on = Machine("gpu", GPU, "cuda", step=0.1)
     later = Model(lambda row: 0.0 if row.said < 400 else 0.9, 5)
     done = simulate([([1] * 50, [0] * 1000)], later, on, "auto")
     assert sum(done.widths[-60:]) > 240

@@ -7,19 +7,19 @@ from itertools import accumulate, product
 
 import pytest
 
-from specdec_core.length.cuts import Step, by_columns, by_rows, kept
+from specdec_core.length.cuts import by_columns, by_rows, kept
 
 
 def test_a_column_holds_the_nodes_of_all_rows() -> None:
-    steps = by_columns([[0.5, 0.25], [], [0.25, 0.0, 0.0]])
-    assert steps == [Step(3, 0.75), Step(3, 0.25)]
+    steps = by_columns([[0.5, 0.25], [], [0.25, 0.125]])
+    assert steps == [(0.25, 3, -1), (0.125, 3, -1)]
     assert kept(steps[:1], [0, 0, 0]) == [1, 1, 1]
     assert kept(steps, [0, 4, 0]) == [2, 4, 2]
 
 
 def test_the_likeliest_nodes_of_any_row_come_first() -> None:
     steps = by_rows([[0.5, 0.25], [], [0.75, 0.375, 0.125]])
-    assert [(step.row, step.gain) for step in steps] == [
+    assert [(row, gain) for gain, _, row in steps] == [
         (2, 0.75),
         (0, 0.5),
         (2, 0.375),
@@ -32,7 +32,7 @@ def test_the_likeliest_nodes_of_any_row_come_first() -> None:
 def test_a_node_takes_those_before_it_along() -> None:
     """A tree's second branch may be likelier than the end of its first."""
     steps = by_rows([[0.5, 0.125, 0.375]])
-    assert steps == [Step(1, 0.5, 0), Step(2, 0.5, 0)]
+    assert steps == [(0.5, 1, 0), (0.25, 2, 0)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -45,9 +45,9 @@ def test_no_other_choice_of_as_many_nodes_is_worth_more(seed: int) -> None:
         worth = sum(sum(row[:count]) for row, count in zip(chances, counts, strict=True))
         best[sum(counts)] = max(best.get(sum(counts), 0.0), worth)
     steps = by_rows(chances)
-    sizes = list(accumulate((step.nodes for step in steps), initial=0))
+    sizes = list(accumulate((nodes for _, nodes, _ in steps), initial=0))
     for taken, (size, gain) in enumerate(
-        zip(sizes, accumulate((s.gain for s in steps), initial=0.0), strict=True)
+        zip(sizes, accumulate((gain * nodes for gain, nodes, _ in steps), initial=0.0), strict=True)
     ):
         assert gain == pytest.approx(best[size])
         counts = kept(steps[:taken], [0, 0, 0])

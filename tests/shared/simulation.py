@@ -6,6 +6,7 @@ A simulated clock stands where the run's clock stands otherwise, so that everyth
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,10 +17,33 @@ from specdec_core import Draft, DraftLaw
 from specdec_core.contract.interfaces import Budget, Capabilities, Outcome
 from specdec_core.contract.sampling_params import FinishReason
 from specdec_core.length.adaptive import AdaptiveLength
-from specdec_core.length.costs import CostCurve, RoundCosts
+from specdec_core.length.costs import RoundCosts
 from specdec_core.length.policy import FixedLength
 from specdec_core.rows.stats import Stats
 from specdec_drafters.prompt_lookup import PromptLookup, PromptLookupConfig
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Cost of a forward over so many tokens, relative to one; straight between points, and behind them."""
+
+    points: tuple[tuple[int, float], ...]
+    slope: float  # behind the last point, for each token
+
+    def __call__(self, tokens: int) -> float:
+        last, cost = self.points[-1]
+        if tokens >= last:
+            return cost + self.slope * (tokens - last)
+        at = bisect_right([count for count, _ in self.points], tokens)
+        (low, below), (high, above) = self.points[at - 1], self.points[at]
+        return below + (above - below) * (tokens - low) / (high - low)
+
+
+# SmolLM2-135M-Instruct on CPUs (packed: one thread), and Qwen3 shapes on one H200.
+CPU_PACKED = CostCurve(((1, 1.0), (5, 1.02), (7, 1.15), (12, 1.4), (20, 1.88)), slope=0.056)
+CPU_FLOAT32 = CostCurve(((1, 1.0), (4, 1.67), (8, 2.0)), slope=0.08)
+CPU_HALF = CostCurve(((1, 1.0), (4, 1.08), (8, 1.13)), slope=0.02)
+GPU = CostCurve(((1, 1.0), (4, 1.08), (64, 1.18)), slope=0.003)
 
 
 @dataclass(frozen=True)
@@ -28,7 +52,7 @@ class Machine:
 
     name: str
     seconds: Callable[[int], float]  # of a block of so many tokens
-    believed: CostCurve  # what a decoder on this machine begins with
+    device: str = "cpu"  # as the policy is told
     step: float = 0.0  # of a model's drafting step, in rounds of one token
     noise: float = 0.0  # of what a clock shows, relative: it only ever shows more
     ragged: bool = False  # whether a block costs what its tokens do; else what the rectangle around them does
@@ -42,6 +66,7 @@ class Row:
     prompt: list[int]
     text: list[int]  # what it is going to say
     said: int = 0
+    deepest: int | None = None
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -57,7 +82,8 @@ class Row:
 class Batch:
     """What a policy sees of a batch."""
 
-    def __init__(self, rows: list[Row], *, others_wait: bool = False) -> None:
+    def __init__(self, rows: list[Row], *, others_wait: bool = False, kind: str = "") -> None:
+        self.kind = kind
         self.rows, self.first = rows, any(not row.stats.rounds for row in rows)
         self.others_wait = others_wait
         self.id_of = tuple(row.id for row in rows)
@@ -181,7 +207,7 @@ def simulate(
     done, noise = Done(), random.Random(seed)
     waiting = [Row(i, prompt, text) for i, (prompt, text) in enumerate(texts)]
     if k == "auto":
-        costs = costs or RoundCosts(machine.believed, ragged=machine.ragged)
+        costs = costs or RoundCosts(machine.device, ragged=machine.ragged)
         policy: Any = AdaptiveLength(drafting.capabilities, costs, lambda: done.shown)
     else:
         policy = FixedLength.of(drafting.capabilities, int(k))
@@ -200,14 +226,15 @@ def _round(
     batch: Batch, drafting: Any, machine: Machine, policy: Any, done: Done, noise: random.Random
 ) -> None:
     rows = batch.rows
-    budget = policy.budget(batch)
+    plan = policy.plan(batch)
+    budget = plan.budget
     draft, paths = Draft.empty(len(rows)), [list[int]() for _ in rows]
     seconds = {}
     if any(budget.depth):
         draft, paths = drafting.propose(rows, budget)
         whole = draft
-        if draft.nodes:
-            draft = policy.cut(draft)
+        if draft.nodes and plan.cut is not None:
+            draft = plan.cut(draft)
         counts = draft.counts or [draft.nodes] * len(rows)
         paths = [[node for node in path if node < n] for path, n in zip(paths, counts, strict=True)]
         if whole.host is None and draft.nodes:
@@ -231,4 +258,4 @@ def _round(
     done.widths.append(draft.nodes)
     finished = tuple(row.finished for row in rows)
     outcome = Outcome(batch.id_of, batch.id_of, tuple(said), tuple(paths), finished)
-    policy.update(batch, draft, outcome, seconds)
+    policy.learn(plan, batch, draft, outcome, seconds)
