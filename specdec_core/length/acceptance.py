@@ -17,15 +17,17 @@ _GUESS_ON_HOST = 0.4  # and one made on the host without scores; of later siblin
 _SURE = 0.995  # no guess is taken to be surer than this, nor less sure than 1 minus this
 _FADING = 0.95  # of what is remembered, with each outcome: some twenty
 _DOUBT = 4.0  # outcomes, right ones and wrong ones each, that speak for the guesses before any was seen
+_DOUBT_BY_RULE = 0.5  # and for guesses by rule, which know nothing
 _INHERITED = 5.0  # outcomes of all rows that a new one begins with
 
 
 class Belief:
     """How right the guesses of one drafter were of late, in one row or in all."""
 
-    __slots__ = ("hoped", "outcomes", "right")
+    __slots__ = ("doubt", "hoped", "outcomes", "right")
 
-    def __init__(self, like: Belief | None = None) -> None:
+    def __init__(self, like: Belief | None = None, *, scored: bool = True) -> None:
+        self.doubt = _DOUBT if scored else _DOUBT_BY_RULE
         self.outcomes = self.right = self.hoped = 0.0  # fading; `hoped` are those that the guesses promised
         if like is not None and like.outcomes:
             share = min(_INHERITED / like.outcomes, 1.0)
@@ -35,8 +37,8 @@ class Belief:
     @property
     def odds(self) -> float:
         """What the odds of a guess are to be multiplied by."""
-        right, hoped = self.right + _DOUBT, self.hoped + _DOUBT
-        wrong, doubted = self.outcomes - self.right + _DOUBT, self.outcomes - self.hoped + _DOUBT
+        right, hoped = self.right + self.doubt, self.hoped + self.doubt
+        wrong, doubted = self.outcomes - self.right + self.doubt, self.outcomes - self.hoped + self.doubt
         return right * doubted / (wrong * hoped)
 
     def chance(self, guess: float) -> float:

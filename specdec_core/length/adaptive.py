@@ -30,7 +30,7 @@ _MARGIN, _MARGIN_OF_MANY = 1.02, 1.06  # drafting must promise so much more than
 # noisy, and of several rows some look better than they are
 _LAST = 8  # power of a row's rounds left by which it may be the last to end
 _SELDOM = 0.6  # rows whose drafts are accepted are seldom the last
-_LOSS = 0.005  # share of the time that trying a model again may lose
+_LOSS = 0.004  # share of the time that trying a model again may lose
 _LONGEST_PAUSE = 3  # rounds in which a drafter on the host that has nothing that pays is not asked
 _HOPELESS = 0.1  # short of plain pace, shared by the rows: what promises less pauses
 _FAINT = 0.02  # nodes behind one that is less likely are not looked at
@@ -161,7 +161,7 @@ class AdaptiveLength:
         key = (state.source, sure)
         known = state.beliefs.get(key)
         if known is None:
-            known = state.beliefs[key] = Belief(self._beliefs.get(key))
+            known = state.beliefs[key] = Belief(self._beliefs.get(key), scored=sure)
         return known
 
     def _model_depth(
@@ -321,7 +321,7 @@ class AdaptiveLength:
         self._belief(state, sure).learn(outcomes)
         key = (state.source, sure)
         if key not in self._beliefs:
-            self._beliefs[key] = Belief()
+            self._beliefs[key] = Belief(scored=sure)
         self._beliefs[key].learn(outcomes)
 
 
