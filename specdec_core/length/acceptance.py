@@ -16,7 +16,7 @@ GUESS_OF_MODEL = 0.7  # that a token of a model is accepted, of which nothing el
 _GUESS_ON_HOST = 0.4  # and one made on the host without scores; of later siblings less
 _SURE = 0.995  # no guess is taken to be surer than this, nor less sure than 1 minus this
 _FADING = 0.95  # of what is remembered, with each outcome: some twenty
-_DOUBT = 4.0  # outcomes, right ones and wrong ones each, that speak for the guesses before any was seen
+_DOUBT = 1.5  # outcomes, right ones and wrong ones each, that speak for the guesses before any was seen
 _DOUBT_BY_RULE = 0.5  # and for guesses by rule, which know nothing
 _INHERITED = 5.0  # outcomes of all rows that a new one begins with
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_ON_CPU, _ON_GPU = 0.1, 0.005  # of a drafted token, over a round of one token, before any was timed
+_ON_CPU, _ON_GPU = 0.15, 0.005  # of a drafted token, over a round of one token, before any was timed
 _FADING = 0.98  # of what is remembered, with each timing: some fifty rounds
 _JOINT = 1.0  # timings that what is known of rounds with a draft counts for in those without, and so back
 _DISTURBED = 0.3  # weight of a timing that is longer than expected: what disturbs one makes it longer

@@ -125,7 +125,8 @@ def _made(
             config, dtype=dtype, **({} if attention is None else {"attn_implementation": attention})
         )
     model.eval()
-    return model.to(device)  # type: ignore[arg-type]
+    model.to(device)  # type: ignore[arg-type]
+    return model
 
 
 _shared = functools.cache(_made)
