@@ -91,7 +91,7 @@ class GuardedDrafter:
 
     def propose(self, context: Context, budget: Budget, cut: Cut | None = None) -> CheckedDraft:
         """Draft, check what came back, and keep what `cut` leaves of it."""
-        if not self.dropped and any(budget.depth):
+        if not self.dropped and (any(budget.depth) or any(budget.forced)):
             try:
                 draft = self.drafter.propose(context, budget)
                 _check_on_host(draft, context, self.vocab_size, self._can, self.name)
@@ -99,7 +99,7 @@ class GuardedDrafter:
                     draft = cut(draft)
                 if draft.nodes:
                     check = check_chains if draft.chain and draft.hosted else check_values
-                    return check(draft, budget, self._can, self.vocab_size)
+                    return check(draft, budget.whole, self._can, self.vocab_size)
             except Exception as error:
                 self._failed("propose", error)
         return CheckedDraft.empty(len(context.rows), context.device)

@@ -77,15 +77,25 @@ class Budget:
     goes_on: Callable[[Sequence[int], Tensor], bool] | None = None
     """Whether another step pays. It is told the ids of the rows that draft and how probable the likeliest
     choice for each one's latest token was, float32 [rows], which was known before that token was drawn."""
+    forced: tuple[int, ...] = ()  # [B] how deep the core itself may draft what constraints force; or none
 
     def for_rows(self, index: Sequence[int]) -> Budget:
         """Select rows by their index in this budget."""
-        return Budget([self.depth[i] for i in index], self.nodes, self.goes_on)
+        forced = tuple(self.forced[i] for i in index) if self.forced else ()
+        return Budget([self.depth[i] for i in index], self.nodes, self.goes_on, forced)
 
     def clipped(self, capabilities: Capabilities) -> Budget:
         """Lower it to what a drafter can make, where others in its place could make more."""
         depths = [min(depth, capabilities.max_depth) for depth in self.depth]
-        return Budget(depths, min(self.nodes, capabilities.nodes), self.goes_on)
+        return Budget(depths, min(self.nodes, capabilities.nodes), self.goes_on, self.forced)
+
+    @property
+    def whole(self) -> Budget:
+        """What a draft may be, of a drafter or of forced tokens."""
+        if not self.forced:
+            return self
+        depths = list(map(max, self.depth, self.forced))
+        return Budget(depths, max(self.nodes, *self.forced), self.goes_on, self.forced)
 
 
 class RowRng(Protocol):

@@ -47,8 +47,8 @@ class Forcing:
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Draft what is forced, and ask the drafter for the other rows."""
-        depths = [min(depth, budget.nodes, self.most) for depth in budget.depth]
-        chains = [context.forced(i, depth) if depth > 0 else [] for i, depth in enumerate(depths)]
+        depths = budget.forced or [0] * len(budget.depth)
+        chains = [context.forced(i, min(depth, self.most)) if depth else [] for i, depth in enumerate(depths)]
         own = budget.clipped(self.drafter.capabilities)
         asked = [i for i, chain in enumerate(chains) if not chain or len(chain) < own.depth[i]]
         draft = self._asked(context, own, asked)
@@ -77,10 +77,10 @@ class Forcing:
 
     def _asked(self, context: Context, budget: Budget, rows: list[int]) -> Draft:
         """Ask the drafter for these rows."""
-        if len(rows) == len(context.rows):
-            return self.drafter.propose(context, budget)
         if not any(budget.depth[i] for i in rows):
             return Draft.empty(len(rows), context.device)
+        if len(rows) == len(context.rows):
+            return self.drafter.propose(context, budget)
         return self.drafter.propose(context.for_rows(rows), budget.for_rows(rows))
 
 

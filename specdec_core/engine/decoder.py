@@ -142,7 +142,7 @@ class SpecDecoder:
             (self.drafter.name, own),
             self._verifiers,
             auto=self._auto,
-            forced_depth=guard.capabilities.max_depth,
+            forced_depth=forcing.most if forcing else 0,
             eos=model_eos_ids(self.target.model, self.tokenizer),
             learns=own.learns or isinstance(length, AdaptiveLength),
         )

@@ -98,7 +98,7 @@ class RowMaker:
                 context_limit=self._target.context_limit,
                 verifier=verifier,
                 walk=_walk(params, ends, self._target.vocab_size),
-                deepest=None if params.constraint is None else self._forced_depth,
+                forced=0 if params.constraint is None else self._forced_depth,
                 text=_watched(params, self._target.tokenizer) if params.stop else None,
             )
             if self._learns and not verifier.drafter_invariant:

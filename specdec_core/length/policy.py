@@ -49,12 +49,14 @@ class LengthPolicy(Protocol):
 
 
 def deepest(row: Row, depth: int) -> int:
-    """Give the deepest node that a row may get where the drafter goes to `depth`; what is forced may go on.
+    """Give the deepest node that a row has room for; the token that a round adds of its own comes behind."""
+    return max(min(depth, row.left - 1), 0)
 
-    The token that a round adds of its own comes behind.
-    """
-    own = depth if row.deepest is None else row.deepest
-    return max(min(own, row.left - 1), 0)
+
+def forced(rows: Iterable[Row], most: int | None = None) -> tuple[int, ...]:
+    """Give how deep forced tokens may be drafted for each row, `most` at most; or none at all."""
+    depths = tuple(deepest(row, row.forced if most is None else min(row.forced, most)) for row in rows)
+    return depths if any(depths) else ()
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,7 @@ class FixedLength:
     def plan(self, batch: Batch) -> Plan:
         """Ask for that depth."""
         depths = [deepest(row, self.depth) for row in batch.rows]
-        if self.most is not None:
-            depths = [min(depth, self.most) for depth in depths]
-        return Plan(Budget(depths, max(self.nodes, *depths)))
+        return Plan(Budget(depths, self.nodes, forced=forced(batch.rows, self.most)))
 
     def learn(
         self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]

@@ -28,7 +28,7 @@ class Row:
     walk: Walk | None = None  # of its constraint
     sample: int = 0  # which of the prompt's n samples
     own_seed: int | None = None  # of its draws, where no other row may share them
-    deepest: int | None = None  # node that may be drafted for it; None: as deep as the drafter goes
+    forced: int = 0  # how deep what its constraint forces may be drafted
     text: RowText | None = None  # kept while generating only where stops or a stream need it
     place: int = -1
     began: float = 0.0  # when it was admitted, on the session's clock

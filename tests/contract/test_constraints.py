@@ -208,7 +208,7 @@ def test_neighbours_without_a_constraint_draft_as_if_alone() -> None:
     """Under `rejection` a text depends on its drafter's name and lengths: they stay what they were."""
     drafter = "early_exit:layer=1,draft=sampled"
     free = SamplingParams(max_new_tokens=20, temperature=1.0, seed=11)
-    decoder = decoder_for(tiny_llama(), drafter, verifier="rejection")
+    decoder = decoder_for(tiny_llama(), drafter, verifier="rejection", draft_tokens=None)
     alone = decoder.generate(PROMPTS[1], free)
     others = [asked(digits(), temperature=1.0, seed=1), asked(exactly(*range(61, 91)), temperature=1.0, n=40)]
     results = decoder.generate([PROMPTS[0], PROMPTS[3], PROMPTS[1]], [*others, free])

@@ -78,6 +78,8 @@ def test_caches_hold_a_prefix_of_the_committed_tokens(make: Callable[[Any], Draf
     model: Any = drafter.draft_model.cached  # type: ignore[attr-defined]
     for done in decoder.rounds([ids(length) for length in RAGGED], SamplingParams(max_new_tokens=20)):
         for row in done.batch.rows:
+            if row.finished:
+                continue
             assert decoder.target.runner.held(row.place) == len(row.tokens) - 1
             assert len(row.tokens) - 5 <= model.held(row.place) <= len(row.tokens) - 1
     assert not model._held or model._lender is not None

@@ -81,7 +81,8 @@ class Painter(RowDrafter):
 def test_a_row_drafter_takes_a_few_lines() -> None:
     """B101: the one of the documentation works."""
     model = tiny_llama()
-    decoder = SpecDecoder(model, drafter=Parrot(RowDrafterConfig(num_tokens=4)), strict=True)
+    drafter = Parrot(RowDrafterConfig(num_tokens=4))
+    decoder = SpecDecoder(model, drafter=drafter, strict=True, draft_tokens=None)
     result = decoder.generate([[5], PROMPT], greedy(12))
     assert [one.token_ids for one in result] == [base(model, [5], 12), base(model, PROMPT, 12)]
     assert result[0].stats.drafted_tokens > 0
@@ -101,7 +102,7 @@ def test_a_row_drafter_that_is_wrong_is_dropped(
 ) -> None:
     """B102: what it returns is no chain, or it changes what is committed."""
     model = tiny_llama()
-    decoder = SpecDecoder(model, drafter=kind(RowDrafterConfig(num_tokens=4)))
+    decoder = SpecDecoder(model, drafter=kind(RowDrafterConfig(num_tokens=4)), draft_tokens=None)
     result = decoder.generate(PROMPT, greedy(20))
     assert result.prompt_token_ids == PROMPT
     assert result.token_ids == base(model, PROMPT, 20)

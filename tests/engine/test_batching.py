@@ -53,13 +53,15 @@ def rotating(n: int = 40) -> ScriptedDrafter:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rows_of_a_batch_say_what_they_say_alone(name: str, capture: Capture) -> None:
     """B54: results come in the order of the prompts."""
-    decoder = decoder_for(tiny_llama(), name, capture=capture)
+    decoder = decoder_for(tiny_llama(), name, capture=capture, draft_tokens=None)
     results = decoder.generate(PROMPTS, greedy(24))
     assert said(results) == expected(PROMPTS, 24)
     assert [result.prompt_token_ids for result in results] == PROMPTS
     for prompt, result in zip(PROMPTS, results, strict=True):
         alone = decoder.generate(prompt, greedy(24))
         assert (alone.token_ids, alone.finish_reason) == (result.token_ids, result.finish_reason)
+        if decoder.drafter.capabilities.learns:
+            continue  # from the rows before
         assert alone.stats.acceptance_histogram == result.stats.acceptance_histogram
         assert alone.stats.drafted_tokens == result.stats.drafted_tokens
 

@@ -404,7 +404,7 @@ def test_texts_are_those_of_plain_decoding(temperature: float, drafter: str, cap
         model, drafter=made, verifier="match", max_batch=4, capture=capture, strict=True, prefill_chunk=32
     )
     runner, sizes = decoder.target.runner, set()
-    for call in range(8):
+    for call in range(12):
         prompts = [random_tokens(rng, rng.choice([2, 9, 20])) for _ in range(rng.randrange(1, 9))]
         prompts += [prompts[0] + random_tokens(rng, 4)]
         lengths = [rng.choice([1, 3, 8, 20]) for _ in prompts]
@@ -419,4 +419,4 @@ def test_texts_are_those_of_plain_decoding(temperature: float, drafter: str, cap
             assert result.token_ids == said
         sizes.add(runner.cache.slots)
     assert max(sizes) >= 256
-    assert runner.cache.slots <= 64
+    assert runner.cache.slots <= 128

@@ -66,7 +66,7 @@ class Row:
     prompt: list[int]
     text: list[int]  # what it is going to say
     said: int = 0
-    deepest: int | None = None
+    forced: int = 0
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
 
