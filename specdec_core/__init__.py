@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec_core.contract.constraints import Constraint, Matcher
     from specdec_core.contract.distributions import TargetDistributions, top_token, top_tokens
-    from specdec_core.contract.draft import HOLE, ROOT, Draft, DraftLaw, Verdict
+    from specdec_core.contract.draft import HOLE, ROOT, Draft, DraftLaw, Verdict, on_device
     from specdec_core.contract.errors import (
         AmbiguousPlugin,
         ConstraintError,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         VerifierConfig,
     )
     from specdec_core.contract.sampling_params import FinishReason, SamplingParams
-    from specdec_core.contract.transfer import on_device
     from specdec_core.drafting.row_drafter import RowDrafter, RowDrafterConfig
     from specdec_core.engine.decoder import SpecDecoder
     from specdec_core.engine.dropin import generate
@@ -57,7 +56,7 @@ _HOMES = {
     "contract.constraints": "Constraint Matcher",
     "engine.decoder": "SpecDecoder",
     "contract.distributions": "TargetDistributions top_token top_tokens",
-    "contract.draft": "HOLE ROOT Draft DraftLaw Verdict",
+    "contract.draft": "HOLE ROOT Draft DraftLaw Verdict on_device",
     "engine.dropin": "generate",
     "engine.session": "Event Handle Request Session",
     "contract.errors": (
@@ -76,7 +75,6 @@ _HOMES = {
     "drafting.row_drafter": "RowDrafter RowDrafterConfig",
     "contract.sampling_params": "FinishReason SamplingParams",
     "rows.stats": "Stats",
-    "contract.transfer": "on_device",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -15,9 +15,8 @@ from operator import or_
 import torch
 from torch import Tensor
 
-from specdec_core.contract.draft import HOLE, Draft, DraftLaw
+from specdec_core.contract.draft import HOLE, Draft, DraftLaw, on_device
 from specdec_core.contract.interfaces import Budget, Capabilities
-from specdec_core.contract.transfer import on_device
 from specdec_core.contract.tree import Tree
 
 RULES = (

@@ -99,7 +99,8 @@ class GuardedDrafter:
                     draft = cut(draft)
                 if draft.nodes:
                     check = check_chains if draft.chain and draft.hosted else check_values
-                    return check(draft, budget.whole, self._can, self.vocab_size)
+                    allowed = budget.whole if budget.forced else budget
+                    return check(draft, allowed, self._can, self.vocab_size)
             except Exception as error:
                 self._failed("propose", error)
         return CheckedDraft.empty(len(context.rows), context.device)

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from specdec_core.contract.blame import blaming, described
 from specdec_core.contract.distributions import TargetDistributions
-from specdec_core.contract.draft import ROOT, Draft, Verdict
+from specdec_core.contract.draft import ROOT, Draft, Verdict, on_device
 from specdec_core.contract.errors import VerifierError
 from specdec_core.contract.interfaces import RowRng, Verifier
-from specdec_core.contract.transfer import on_device
 
 _RULES = (
     "a path that does not lead from the root down the draft's nodes",

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import on_device
 
 _BLOCK = 256
 _LEAST = 8 * _BLOCK  # columns; below, two steps do not pay

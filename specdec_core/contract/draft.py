@@ -6,16 +6,26 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from specdec_core.contract.transfer import on_device
 
 ROOT = -1
 """Parent of a node that hangs on the last pending token."""
 HOLE = -2
 """Parent of no node at all: padding, or a place where nothing was drafted."""
+
+
+def on_device(values: Sequence[Any], device: torch.device | str, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Make a tensor of host values on a device, without waiting for what the device is doing.
+
+    A copy from pageable memory waits for the stream, that is for the forward under way; one from pinned
+    memory is queued behind it. Pinned memory comes from a cache, which reuses it when the copy has passed.
+    """
+    if torch.device(device).type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 class DraftLaw(IntEnum):

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, device, dtype, nn
 
 from specdec_core.contract.distributions import TargetDistributions
-from specdec_core.contract.draft import Draft, DraftLaw, Verdict
+from specdec_core.contract.draft import Draft, DraftLaw, Verdict, on_device
 from specdec_core.contract.sampling_params import FinishReason, SamplingParams
-from specdec_core.contract.transfer import on_device
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class Capabilities:
     asks: bool = False  # asks `Budget.goes_on`, where there is one, before every further step of a chain
     next_row: int = 0  # ids of rows begin here: above those that a history it has loaded comes from
 
-    @property
+    @cached_property
     def nodes(self) -> int:
         """Most nodes of one row."""
         return self.max_depth if self.max_nodes is None else self.max_nodes

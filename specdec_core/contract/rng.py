@@ -24,7 +24,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import on_device
 
 _GAMMA = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9 - 2**64

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from specdec_core.checks.draft_values import CheckedDraft
 from specdec_core.contract.distributions import BlockLogits
-from specdec_core.contract.draft import HOLE
+from specdec_core.contract.draft import HOLE, on_device
 from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.interfaces import CachedModel, Capabilities, Outcome, Rows
-from specdec_core.contract.transfer import on_device
 from specdec_core.model.allowance import Allowance
 from specdec_core.model.attention import unwrap
 from specdec_core.model.faster.compiled import Compiled, keep_on_disk, why_not_compiled

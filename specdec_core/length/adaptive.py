@@ -23,7 +23,7 @@ from specdec_core.contract.interfaces import Budget, Capabilities, Outcome
 from specdec_core.length.acceptance import GUESS_OF_MODEL, Belief, bounded, guesses_of
 from specdec_core.length.costs import Line, RoundCosts
 from specdec_core.length.cuts import by_columns, by_rows, kept
-from specdec_core.length.policy import Plan, deepest, forced
+from specdec_core.length.policy import Plan
 from specdec_core.rows.batch import Batch
 
 _MARGIN, _MARGIN_OF_MANY = 1.02, 1.06  # drafting must promise so much more than plain decoding: estimates are
@@ -121,9 +121,9 @@ class AdaptiveLength:
         if self._left > 0 and not batch.first and all(hosted):
             self._left -= 1
             return AdaptivePlan(
-                Budget([0] * len(rows), 0, None, forced(rows)), None, known, line=line, began=began
+                Budget([0] * len(rows), 0, None, batch.forced()), None, known, line=line, began=began
             )
-        depths, nodes, risked = [deepest(row, self.depth) for row in rows], self.nodes, 0.0
+        depths, nodes, risked = batch.deepest(self.depth), self.nodes, 0.0
         if not all(hosted):
             most, risked = self._model_depth(known, line, self._costs.step(batch.kind, len(rows)), depths)
             depths = [own if host else min(own, most) for own, host in zip(depths, hosted, strict=True)]
@@ -136,7 +136,7 @@ class AdaptiveLength:
         def cut(draft: Draft) -> Draft:
             return draft if draft.host is None else self._cut(list(known.values()), line, draft)
 
-        budget = Budget(depths, nodes, goes_on if self._asks else None, forced(rows))
+        budget = Budget(depths, nodes, goes_on if self._asks else None, batch.forced())
         return AdaptivePlan(budget, cut, known, risked, line=line, began=began)
 
     @staticmethod

@@ -9,7 +9,6 @@ from typing import Literal, Protocol, TypeAlias
 from specdec_core.contract.draft import Draft
 from specdec_core.contract.interfaces import Budget, Capabilities, Outcome
 from specdec_core.rows.batch import Batch
-from specdec_core.rows.row import Row
 
 DraftTokens: TypeAlias = int | Literal["auto"] | None
 """What a caller asks for: a depth, the length that pays most at each time, or the drafter's own depth."""
@@ -48,17 +47,6 @@ class LengthPolicy(Protocol):
         """Forget rows that went before they had finished."""
 
 
-def deepest(row: Row, depth: int) -> int:
-    """Give the deepest node that a row has room for; the token that a round adds of its own comes behind."""
-    return max(min(depth, row.left - 1), 0)
-
-
-def forced(rows: Iterable[Row], most: int | None = None) -> tuple[int, ...]:
-    """Give how deep forced tokens may be drafted for each row, `most` at most; or none at all."""
-    depths = tuple(deepest(row, row.forced if most is None else min(row.forced, most)) for row in rows)
-    return depths if any(depths) else ()
-
-
 @dataclass(frozen=True)
 class FixedLength:
     """Ask for the same depth every round, clipped to the room that a row has left."""
@@ -76,8 +64,7 @@ class FixedLength:
 
     def plan(self, batch: Batch) -> Plan:
         """Ask for that depth."""
-        depths = [deepest(row, self.depth) for row in batch.rows]
-        return Plan(Budget(depths, self.nodes, forced=forced(batch.rows, self.most)))
+        return Plan(Budget(batch.deepest(self.depth), self.nodes, forced=batch.forced(self.most)))
 
     def learn(
         self, plan: Plan, batch: Batch, draft: Draft, outcome: Outcome, seconds: dict[str, float]

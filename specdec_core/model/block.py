@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_core.contract.draft import HOLE
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import HOLE, on_device
 from specdec_core.contract.tree import Tree
 from specdec_core.model.graphs import Inputs
 from specdec_core.model.ragged import Ragged

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import on_device
 
 _ROUND_TO = 64  # slots are reserved in these steps
 

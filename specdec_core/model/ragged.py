@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import on_device
 from specdec_core.model.layout import fold
 
 _OWN = 4  # columns of a rectangle that take as long as calling attention once more

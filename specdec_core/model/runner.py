@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec_core.contract.distributions import BlockLogits
+from specdec_core.contract.draft import on_device
 from specdec_core.contract.errors import UnsupportedModel
 from specdec_core.contract.interfaces import Context, Outcome, Rows
-from specdec_core.contract.transfer import on_device
 from specdec_core.contract.tree import Tree
 from specdec_core.model.allowance import Allowance
 from specdec_core.model.attention import AttentionPlan, context_limit, name_attention, plan_attention, unwrap

@@ -51,6 +51,17 @@ class Batch:
             found.setdefault(id(row.verifier), (row.verifier, []))[1].append(i)
         return list(found.values())
 
+    def deepest(self, depth: int) -> list[int]:
+        """Give the deepest node, `depth` at most, that each row has room for, and for a token of its own."""
+        return [max(min(depth, row.left - 1), 0) for row in self.rows]
+
+    def forced(self, most: int | None = None) -> tuple[int, ...]:
+        """Give how deep forced tokens may be drafted for each row, `most` at most; or none at all."""
+        if not any(row.forced for row in self.rows):
+            return ()
+        wanted = [row.forced if most is None else min(row.forced, most) for row in self.rows]
+        return tuple(map(min, wanted, self.deepest(max(wanted))))
+
     @cached_property
     def params(self) -> tuple[SamplingParams, ...]:
         """Params of each row."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec_core.contract.constraints import Walk
+from specdec_core.contract.draft import on_device
 from specdec_core.contract.rng import KeyedRng
 from specdec_core.contract.sampling_params import SamplingParams
-from specdec_core.contract.transfer import on_device
 from specdec_core.sampling.history import History, RowFacts
 from specdec_core.sampling.pipeline import processed
 from specdec_core.sampling.processors import constrained

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.contract.constraints import Walk
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import on_device
 
 NOTHING = -1
 """Where a sequence has no token."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec_core.contract.distributions import BlockLogits, TargetDistributions
+from specdec_core.contract.draft import on_device
 from specdec_core.contract.sampling_params import SamplingParams
-from specdec_core.contract.transfer import on_device
 from specdec_core.sampling.history import History
 from specdec_core.sampling.processors import process, wanted
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from specdec_core.contract.draft import on_device
 from specdec_core.contract.errors import InvalidParameter
 from specdec_core.contract.sampling_params import SamplingParams
-from specdec_core.contract.transfer import on_device
 from specdec_core.sampling.history import History, RowFacts
 
 _NEVER = -torch.inf

@@ -29,8 +29,7 @@ from specdec_core import (
     TargetDistributions,
 )
 from specdec_core.checks.draft_values import CheckedDraft, check_chains, check_values
-from specdec_core.contract.draft import HostNodes
-from specdec_core.contract.transfer import on_device
+from specdec_core.contract.draft import HostNodes, on_device
 from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 from specdec_verifiers.greedy import Greedy

@@ -66,7 +66,6 @@ class Row:
     prompt: list[int]
     text: list[int]  # what it is going to say
     said: int = 0
-    forced: int = 0
     finished: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -87,6 +86,12 @@ class Batch:
         self.rows, self.first = rows, any(not row.stats.rounds for row in rows)
         self.others_wait = others_wait
         self.id_of = tuple(row.id for row in rows)
+
+    def deepest(self, depth: int) -> list[int]:
+        return [max(min(depth, row.left - 1), 0) for row in self.rows]
+
+    def forced(self, most: int | None = None) -> tuple[int, ...]:
+        return ()
 
 
 class Drafting(Protocol):
