@@ -13,6 +13,7 @@ from specdec_core.checks.guard import GuardedDrafter
 from specdec_core.contract.blame import blaming, described
 from specdec_core.contract.draft import DraftLaw
 from specdec_core.contract.errors import (
+    DrafterError,
     IncompatiblePair,
     InvalidParameter,
     PluginError,
@@ -296,6 +297,9 @@ class SpecDecoder:
     def _rounds(self, rows: list[Row]) -> Generator[Round, None, None]:
         with closing(self._session.follow(rows, Inbox())) as steps:
             for step in steps:
+                for event in step.events:
+                    if isinstance(event.error, DrafterError):  # of a strict run: it ends at once
+                        raise event.error
                 if step.round is not None and any(event.error is None for event in step.events):
                     yield step.round
         _raise_first([row.error for row in rows], None)

@@ -217,11 +217,13 @@ class Session:
         try:
             yield from self.steps(inbox)
         except GeneratorExit:
+            sound = [row for row in handle.rows if row.error is None]
             self.cancel(handle)
-            for row in handle.rows:
-                if isinstance(row.error, DrafterError):  # of a strict run: it cannot let go
-                    raise row.error from None
-            raise
+            # Of a strict run: a drafter that cannot let go.
+            failure = next((row.error for row in sound if isinstance(row.error, DrafterError)), None)
+            if failure is None:
+                raise
+            raise failure from failure.__cause__
         finally:
             self.cancel(handle)
 

@@ -68,7 +68,7 @@ def batch(model: str, files: Files, *args: str, code: int = 0, drafter: str = "p
 def test_each_row_equals_its_single_run(model: str, tmp_path: Path, max_batch: str) -> None:
     files = Files(tmp_path, ROWS)
     done = batch(model, files, "-n", "12", "--seed", "9", "--max-batch", max_batch)
-    assert done.stderr.startswith("specdec: prompt_lookup / match / k=")
+    assert done.stderr.startswith("specdec: prompt_lookup / greedy+match / k=")
     rows = files.by_line()
     for i, row in enumerate(ROWS, 1):
         options = {"max_new_tokens": 12, "seed": 9} | row
@@ -136,12 +136,12 @@ def test_requests_are_taken_as_places_become_free(model: str) -> None:
     finished = decoder.finished(requests(), [SamplingParams()])
     key, result = next(finished)
     assert key == 0
-    assert len(taken) <= 4  # two that have places, one that waits, one in its hands
+    assert len(taken) <= 5  # one that has ended, two that have places, one that waits, one in its hands
     assert not isinstance(result, SpecdecError)
     assert result.text == "bc"
     rest = [next(finished) for _ in range(3)]
     assert sorted(key for key, _ in rest) == [1, 2, 3]
-    assert len(taken) <= 8
+    assert len(taken) <= 9
     [refused] = [result for key, result in rest if key == 3]
     assert isinstance(refused, SpecdecError)
     finished.close()
@@ -259,13 +259,13 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lines: list[int] = []
     original = SpecDecoder.finished
 
-    def recorded(self: SpecDecoder, requests: Any, like: Any) -> Any:
+    def recorded(self: SpecDecoder, requests: Any) -> Any:
         def watched() -> Iterator[Any]:
             for entry, *rest in requests:
                 lines.append(entry.line)
                 yield entry, *rest
 
-        return original(self, watched(), like)
+        return original(self, watched())
 
     monkeypatch.setattr(SpecDecoder, "finished", recorded)
     return lines

@@ -106,7 +106,7 @@ def test_of_equal_matches_the_latest_wins() -> None:
 def test_a_match_that_exists_in_generated_tokens_only_is_found() -> None:
     """B46: nothing repeats in the prompt, and the output does."""
     model = copier({1: 2, 2: 3, 3: 4, 4: 1})
-    decoder = SpecDecoder(model, drafter="prompt_lookup", strict=True)
+    decoder = SpecDecoder(model, drafter="prompt_lookup", strict=True, draft_tokens=None)
     result = decoder.generate([9, 8, 1], greedy(30))
     assert result.token_ids == base(model, [9, 8, 1], 30)
     # four tokens until the 1 comes back, then blocks of twenty and one
@@ -117,7 +117,8 @@ def test_a_match_that_exists_in_generated_tokens_only_is_found() -> None:
 def test_a_text_that_repeats_itself_is_accepted_whole() -> None:
     """B45: "a b c d" over and over; the query ends with the newest committed token."""
     model = copier({1: 2, 2: 3, 3: 4, 4: 1})
-    result = SpecDecoder(model, drafter="prompt_lookup", strict=True).generate([1, 2, 3, 4, 1], greedy(200))
+    decoder = SpecDecoder(model, drafter="prompt_lookup", strict=True, draft_tokens=None)
+    result = decoder.generate([1, 2, 3, 4, 1], greedy(200))
     assert result.token_ids == base(model, [1, 2, 3, 4, 1], 200)
     assert result.stats.acceptance_rate >= 0.95
     assert result.stats.rounds == -(-200 // 21)

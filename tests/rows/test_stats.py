@@ -234,13 +234,14 @@ def test_times_are_booked_where_they_are_spent(monkeypatch: pytest.MonkeyPatch) 
     decoder = SpecDecoder(
         model, drafter=ScriptedDrafter(slow, depth=1), strict=True, prefill_chunk=4, draft_tokens=None
     )
-    forward = model.forward
+    replica = decoder.target.model
+    forward = replica.forward
 
     def slow_forward(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.02)
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(model, "forward", slow_forward)
+    monkeypatch.setattr(replica, "forward", slow_forward)
     stats = decoder.generate(PROMPT, greedy(8)).stats
     monkeypatch.undo()
     assert (stats.rounds, stats.prefill_calls) == (4, 1)

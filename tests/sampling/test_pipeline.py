@@ -222,7 +222,9 @@ LAW_LOG_P = torch.randn((LAW_VOCAB, LAW_VOCAB), generator=torch.Generator().manu
 def test_two_sampled_tokens_have_exactly_the_law_of_the_model(params: SamplingParams, runs: int) -> None:
     """B10: `prompt_lookup` with `match`; the draft is right in some runs, wrong in others."""
     model = markov_llama(LAW_LOG_P)
-    decoder = SpecDecoder(model, drafter="prompt_lookup", verifier="match", max_batch=64, strict=True)
+    decoder = SpecDecoder(
+        model, drafter="prompt_lookup", verifier="match", max_batch=64, strict=True, draft_tokens=None
+    )
     drafted = int(LAW_LOG_P[3].topk(2).indices[1])  # second likeliest after a 3
     prompt = [3, drafted, 3]
     p = torch.stack(

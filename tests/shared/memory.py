@@ -18,6 +18,8 @@ def live_tensors() -> tuple[int, int]:
     for thing in gc.get_objects():
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_meta:
             found += 1
+            if thing.layout is not torch.strided:  # packed weights have no storage that could be looked at
+                continue
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return found, sum(storages.values())
