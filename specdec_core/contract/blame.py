@@ -5,6 +5,7 @@ Plugins are listed without torch, so nothing here imports it.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,16 @@ def _text(error: BaseException) -> str:
         return " ".join(str(error).split())[:400]
     except Exception:
         return "(its text cannot be shown)"
+
+
+def copied(error: Exception) -> Exception:
+    """Give an error like this one, with the same cause and place, for another caller; or else itself."""
+    try:
+        other = copy.copy(error)
+    except Exception:
+        return error
+    other.__cause__ = error.__cause__
+    return other.with_traceback(error.__traceback__)
 
 
 def is_ours(error: BaseException) -> bool:

@@ -273,6 +273,11 @@ class SpecDecoder:
         """
         for params in like:
             self.verifier_for([params])
+        return self._finished(requests)
+
+    def _finished(
+        self, requests: Iterable[tuple[Key, Prompt, SamplingParams]]
+    ) -> Generator[tuple[Key, GenerationResult | SpecdecError], None, None]:
         inbox = Inbox(open=True)
         keys: dict[int, Key] = {}  # of rows under way
 
@@ -282,6 +287,10 @@ class SpecDecoder:
                 rows, _ = self._rows.rows(prompt, params)
             except SpecdecError as error:
                 return key, error
+            except Exception as error:  # of a tokenizer
+                failure = InvalidParameter(f"this prompt cannot be encoded: {described(error)}")
+                failure.__cause__ = error
+                return key, failure
             keys.update((row.id, key) for row in rows)
             self._session.enter(rows, inbox=inbox)
             return None

@@ -13,6 +13,7 @@ from specdec_core.engine.session import Inbox, Session, Step
 T = TypeVar("T")
 R = TypeVar("R")
 
+_MOST_REFUSED = 64  # that nobody has looked at yet
 _PATIENCE = 0.02  # seconds: what comes sooner after another request begins together with it
 
 
@@ -52,7 +53,9 @@ class Feed(Generic[T, R]):
 
     def refused(self) -> R:
         """Give what was refused, of a step without events."""
-        return self._refused.popleft()
+        with self._session.changed:
+            self._session.changed.notify_all()
+            return self._refused.popleft()
 
     def close(self) -> None:
         """Take no more, and cancel what is under way."""
@@ -69,6 +72,9 @@ class Feed(Generic[T, R]):
                 if left <= 0 or not self._session.changed.wait(left):
                     return
 
+    def _wants_more(self) -> bool:
+        return self._closed or (self._session.room >= 0 and len(self._refused) < _MOST_REFUSED)
+
     def _run(self) -> None:
         changed = self._session.changed
         try:
@@ -82,7 +88,9 @@ class Feed(Generic[T, R]):
                         self._refused.append(refused)
                         self._inbox.steps.append(Step([]))
                     changed.notify_all()
-                    changed.wait_for(lambda: self._closed or self._session.room >= 0)
+                    changed.wait_for(self._wants_more)
+                if not self._inbox.open:  # it was closed; this has joined meanwhile
+                    self._session.leave(self._inbox)
         except BaseException as error:  # the caller's: it is raised where the caller looks
             self._error = error
         finally:

@@ -17,19 +17,21 @@ from threading import get_ident
 import torch
 
 from specdec_core.checks.guard import GuardedDrafter
+from specdec_core.contract.blame import copied
 from specdec_core.contract.errors import DecoderBusy, DrafterError, InvalidParameter, UnsupportedModel
 from specdec_core.contract.sampling_params import SamplingParams
+from specdec_core.engine.interrupts import uninterrupted
 from specdec_core.engine.loop import Round, play
 from specdec_core.engine.memory import Memory
 from specdec_core.engine.requests import RowMaker
-from specdec_core.engine.scheduler import Scheduler
+from specdec_core.engine.scheduler import Scheduler, Turn
 from specdec_core.engine.target import Target
 from specdec_core.length.policy import LengthPolicy
 from specdec_core.rows.batch import Batch
 from specdec_core.rows.clock import Clock
 from specdec_core.rows.prompts import Prompt
 from specdec_core.rows.results import GenerationResult, result_of
-from specdec_core.rows.row import Row
+from specdec_core.rows.row import Row, unprintable
 from specdec_core.rows.stats import Stats
 from specdec_core.rows.text import RowText
 
@@ -134,6 +136,7 @@ class Session:
         self._left: deque[Row] = deque()  # cancelled, as long as somebody plays
         self._handles: dict[int, Handle] = {}  # of rows under way
         self._ended: list[Row] = []  # that nobody was told of yet
+        self._events: deque[Event] = deque()  # of requests without an inbox, until somebody asks
         self._awake = False  # whether anybody decodes
         self._closed = False
         self._rounds_out, self._retry = 0, _RETRY_ROUNDS  # rounds without the drafter, and how many to wait
@@ -170,28 +173,46 @@ class Session:
 
     def cancel(self, handle: Handle) -> None:
         """End a request after the round under way, at once if there is none; from any thread."""
-        with self.changed:
-            self._left.extend(row for row in handle.rows if row.id in self._handles)
-            if not self._left or self._player is not None:
-                return  # whoever plays sees to it
-            self._player = get_ident()
-        with self._given_back():
-            self._sweep()
+        with uninterrupted():
+            with self.changed:
+                self._left.extend(row for row in handle.rows if row.id in self._handles)
+                if not self._left or self._player is not None:
+                    return  # whoever plays sees to it
+                self._player = get_ident()
+            with self._given_back():
+                self._sweep()
 
     def step(self) -> list[Event]:
-        """Play a round, or read a chunk of a long prompt; say what that brought for every request.
+        """Play a round, or read a chunk of a long prompt.
 
-        It waits for a step that another thread plays. Nothing is returned for nothing to do: see `wait`.
+        It waits for a step that another thread plays, and does nothing where nothing is to be done: see `wait`.
+
+        Returns:
+            What has happened to requests that were submitted by hand since the last call, whoever played.
 
         Raises:
             DecoderBusy: it was called from within a step.
         """
+        while not self._played(lambda: self._player is None):
+            pass
+        with self.changed:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def _played(self, ready: Callable[[], object]) -> bool:
+        """Wait until something is so, and play a step, if no other thread was quicker."""
         with self.changed:
             self._check_reentry()
-            self.changed.wait_for(lambda: self._player is None)
-            self._player = get_ident()
-        with self._given_back():
-            return self._step()
+            self.changed.wait_for(ready)
+        with uninterrupted():
+            with self.changed:
+                if self._player is not None:
+                    return False
+                self._player = get_ident()
+            with self._given_back():
+                self._step()
+        return True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to do; whether there is."""
@@ -202,7 +223,7 @@ class Session:
         """Cancel every request, and take no more."""
         with self.changed:
             self._closed = True
-            handles = list({id(handle): handle for handle in self._handles.values()}.values())
+            handles = list(dict.fromkeys(list(self._handles.values())))
             self.changed.notify_all()
         for handle in handles:
             self.cancel(handle)
@@ -235,7 +256,7 @@ class Session:
     def leave(self, inbox: Inbox) -> None:
         """Cancel all that an inbox is waited for."""
         with self.changed:
-            handles = [handle for handle in self._handles.values() if handle.inbox is inbox]
+            handles = [handle for handle in list(self._handles.values()) if handle.inbox is inbox]
         for handle in handles:
             self.cancel(handle)
 
@@ -258,9 +279,7 @@ class Session:
                     return inbox.steps.popleft()
                 if inbox.over:
                     return None
-                self._player = get_ident()
-            with self._given_back():
-                self._step()
+            self._played(lambda: True)
 
     @property
     def _idle(self) -> bool:
@@ -300,18 +319,26 @@ class Session:
 
     # --- a step, which one thread at a time plays
 
-    def _step(self) -> list[Event]:
+    def _step(self) -> None:
         with plain_mode(), self._clock.going():
             self._take()
             self._wake()
             self._ended += self._scheduler.admit()
-            turn = self._scheduler.next()
+            turn = self._turn()
             played = None
             if turn.reading is not None:
                 self._tried(turn.reading, self._read)
             if turn.batch is not None:
                 played = self._tried(turn.batch, self._play)
-            return self._over(played)
+            self._over(played)
+
+    def _turn(self) -> Turn:
+        """Choose what to do; who cannot begin ends."""
+        try:
+            return self._scheduler.next()
+        except Exception as error:
+            self._fail([row for row in self._scheduler.active if not row.read], error)
+            return Turn(None, None)
 
     def _take(self) -> None:
         """Let those in who have come, and those out who want no more."""
@@ -328,14 +355,14 @@ class Session:
             self._take()
             self._over(None)
 
-    def _over(self, played: Round | None) -> list[Event]:
+    def _over(self, played: Round | None) -> None:
         """Let who has ended leave, and tell whom it concerns."""
         self._ended += self._scheduler.retire()
         self._awake = not self._scheduler.idle
         ended, self._ended = self._ended, []
         if ended:
             self._length.forget(row.id for row in ended)
-        return self._tell(ended, played)
+        self._tell(ended, played)
 
     def _wake(self) -> None:
         """Begin to decode, after a time in which nobody did."""
@@ -354,14 +381,26 @@ class Session:
         """Do something with rows; if it fails they end with the error, and the other rows go on."""
         try:
             return do(batch)
+        except (
+            DrafterError
+        ) as error:  # of a strict run, which ends by it; the next one tries the drafter again
+            self._fail(self._scheduler.active, error)
+            self._drafter.renew()
+            return None
         except Exception as error:
-            for row in batch.rows:
-                if row.finished is None or isinstance(error, DrafterError):  # of a strict run
-                    row.fail(error)
+            self._fail([row for row in batch.rows if row.finished is None], error)
             return None
         except BaseException:  # somebody wants to leave, in the midst of a round that others share
             self._scheduler.restart(batch.rows)
             raise
+
+    def _fail(self, rows: Sequence[Row], error: Exception) -> None:
+        """End rows with an error; each request has one of its own: no caller writes into another's."""
+        errors: dict[int, Exception] = {}
+        for row in rows:
+            handle = id(self._handles.get(row.id))
+            errors.setdefault(handle, error if not errors else copied(error))
+            row.fail(errors[handle])
 
     def _read(self, batch: Batch) -> None:
         with self._clock.part("prefill"):
@@ -383,14 +422,16 @@ class Session:
             self._drafter.renew()
             self._scheduler.invite()
 
-    def _tell(self, ended: list[Row], played: Round | None) -> list[Event]:
+    def _tell(self, ended: list[Row], played: Round | None) -> None:
         """Make events of what a step brought, and put them where they are waited for."""
         rows = ended if played is None else [*dict.fromkeys([*played.batch.rows, *ended])]
         events = [self._event(row) for row in rows]
         steps: dict[int, tuple[Inbox, list[Event]]] = {}
         with self.changed:
             for event in events:
-                if (inbox := event.handle.inbox) is not None:
+                if (inbox := event.handle.inbox) is None:
+                    self._events.append(event)
+                else:
                     steps.setdefault(id(inbox), (inbox, []))[1].append(event)
                     inbox.left -= event.last
             for inbox, own in steps.values():
@@ -398,7 +439,6 @@ class Session:
                     inbox.timed.add_seconds(played.seconds)
                 inbox.timed.total_seconds = self._clock.now - (inbox.began or 0.0)
                 inbox.steps.append(Step(own, played))
-        return events
 
     def _event(self, row: Row) -> Event:
         """Say what is new of a row."""
@@ -413,8 +453,8 @@ class Session:
             try:
                 text = "" if shown is None else shown.finish()
                 return Event(handle, row, tokens, text, result_of(row, self._target.tokenizer))
-            except Exception as error:  # a tokenizer that cannot say what it means costs one row
-                row.fail(error)
+            except Exception as error:
+                row.fail(unprintable(error))
         return Event(handle, row, tokens, error=row.error)
 
 

@@ -28,7 +28,8 @@ class Clock:
     @property
     def now(self) -> float:
         """Seconds it has gone."""
-        return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
+        since = self._since  # another thread may stop it meanwhile
+        return self._before + (0.0 if since is None else time.perf_counter() - since)
 
     def read(self) -> float:
         """Give `now`, for who keeps a way to look."""

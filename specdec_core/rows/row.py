@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specdec_core.contract.blame import described
 from specdec_core.contract.constraints import Walk
-from specdec_core.contract.errors import ConstraintError
+from specdec_core.contract.errors import ConstraintError, SpecdecError
 from specdec_core.contract.interfaces import Verifier
 from specdec_core.contract.sampling_params import FinishReason, SamplingParams
 from specdec_core.rows.stats import Stats
@@ -81,7 +82,11 @@ class Row:
         if self.walk is not None:
             kept = self._constrained(self.walk, tokens[:kept])
         if self.text is not None:
-            kept = self.text.add(tokens[:kept])
+            try:
+                kept = self.text.add(tokens[:kept])
+            except Exception as error:
+                self.fail(unprintable(error))
+                return 0
             if self.text.stopped:
                 self.finished = FinishReason.STOP
         self.tokens += tokens[:kept]
@@ -98,6 +103,13 @@ class Row:
         if walk.ended:
             self.finished = FinishReason.STOP
         return kept
+
+
+def unprintable(error: Exception) -> SpecdecError:
+    """Say that a tokenizer cannot print a row's tokens: that costs this row."""
+    failure = SpecdecError(f"the tokenizer cannot print this request's tokens: it raised {described(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def ending(
