@@ -185,7 +185,7 @@ class Session:
     def step(self) -> list[Event]:
         """Play a round, or read a chunk of a long prompt.
 
-        It waits for a step that another thread plays, and does nothing where nothing is to be done: see `wait`.
+        It waits for a step that another thread plays, and does nothing where nothing is to do: see `wait`.
 
         Returns:
             What has happened to requests that were submitted by hand since the last call, whoever played.
