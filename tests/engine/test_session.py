@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from specdec_core import (
     FinishReason,
     InvalidParameter,
     SamplingParams,
+    SpecdecError,
     SpecDecoder,
     VerifierError,
 )
@@ -329,6 +332,153 @@ def test_a_verifier_that_fails_ends_the_rows_that_are_its(monkeypatch: pytest.Mo
     nothing_is_left(decoder)
 
 
+class Halting(ByteTokenizer):
+    """Cannot print a d, nor read an x."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        if "x" in text:
+            raise ValueError("cannot read x")
+        return super().__call__(text)
+
+    def decode(self, token_ids: Any, *args: Any, **options: Any) -> str:
+        if ord("d") in list(token_ids):
+            raise ValueError("cannot print d")
+        return super().decode(token_ids, *args, **options)
+
+
+def test_a_text_that_cannot_be_printed_costs_its_row_alone() -> None:
+    """Whether it is looked at while it grows, for a stop string, or at its end."""
+    decoder = SpecDecoder(writer("abcdefgh"), Halting(), drafter="none", strict=True)
+    for options in ({"stop": "zz"}, {}):
+        with pytest.raises(
+            SpecdecError, match="cannot print this request's tokens: it raised ValueError"
+        ) as caught:
+            decoder.generate(["e", "a", "f"], [greedy(5), greedy(9, **options), greedy(4)])
+        results: Any = caught.value.results
+        assert [one and one.text for one in results] == ["fghab", None, "ghab"]
+        nothing_is_left(decoder)
+
+
+def test_a_prompt_that_cannot_be_read_costs_its_request_alone() -> None:
+    decoder = SpecDecoder(writer("abcdefgh"), Halting(), drafter="none", strict=True)
+    found = dict(decoder.finished([(0, "a", greedy(1)), (1, "x", greedy(1)), (2, "f", greedy(2))]))
+    assert [getattr(found[key], "text", None) for key in range(3)] == ["b", None, "gh"]
+    assert "cannot be encoded: ValueError: cannot read x" in str(found[1])
+
+
+def test_callers_of_one_failed_round_have_errors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was finished is written into them."""
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True)
+    score, together = decoder.target.score, threading.Barrier(2)
+    caught: dict[int, Any] = {}
+
+    def failing(batch: Any, checked: Any) -> Any:
+        time.sleep(0.01)
+        if len(batch.rows) == 5:
+            raise RuntimeError("a forward failed")
+        return score(batch, checked)
+
+    monkeypatch.setattr(decoder.target, "score", failing)
+
+    def call(n: int) -> None:
+        together.wait(60)
+        with pytest.raises(RuntimeError, match="a forward failed") as info:
+            decoder.generate([ids(4, i) for i in range(n)], greedy(400))
+        caught[n] = info.value
+
+    in_threads(lambda: call(2), lambda: call(3))
+    assert caught[2] is not caught[3]
+    assert {n: len(error.results) for n, error in caught.items()} == {2: 2, 3: 3}
+
+
+def test_events_of_requests_by_hand_are_kept_whoever_plays() -> None:
+    model = tiny_llama()
+    decoder = SpecDecoder(model, drafter="none", strict=True)
+    handle = decoder.session.submit(Request(PROMPT, greedy(9)))
+    in_threads(lambda: decoder.generate(ids(4), greedy(20)))
+    assert handle.done
+    events = decoder.session.step()
+    assert [token for event in events for token in event.token_ids] == base(model, PROMPT, 9)
+    assert events[-1].result is not None
+    assert decoder.session.step() == []
+
+
+def test_what_joins_a_feed_that_is_closed_meanwhile_leaves_too() -> None:
+    class Slow(ByteTokenizer):
+        reading, go_on = threading.Event(), threading.Event()
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            if text == "b":
+                self.reading.set()
+                assert self.go_on.wait(60)
+            return super().__call__(text)
+
+    decoder = SpecDecoder(writer("abcdefgh"), Slow(), drafter="none", strict=True)
+    finished = decoder.finished([(0, "a", greedy(2)), (1, "b", greedy(500))])
+    assert next(finished)[0] == 0
+    assert Slow.reading.wait(60)
+    finished.close()
+    Slow.go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "specdec-feed":
+            thread.join(60)
+    assert not decoder.session.wait(0)
+    nothing_is_left(decoder)
+
+
+def test_a_strict_run_does_not_go_on_without_its_drafter() -> None:
+    """Who was in it hears of it, and who comes later is drafted for."""
+    model, calls = tiny_llama(), itertools.count()
+
+    def script(ask: Any) -> list[int]:
+        if next(calls) == 4:
+            raise ValueError("once")
+        return [1]
+
+    drafter = ScriptedDrafter(script, depth=2)
+    decoder = SpecDecoder(model, drafter=drafter, draft_tokens=2, strict=True)
+    both = [decoder.session.submit(Request(ids(5, i), greedy(30))) for i in range(2)]
+    while not both[0].done:
+        decoder.session.step()
+    assert all("once" in str(handle.rows[0].error) for handle in both)
+    result = decoder.generate(PROMPT, greedy(9))
+    assert result.token_ids == base(model, PROMPT, 9)
+    assert result.stats.drafted_tokens > 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+def test_ctrl_c_leaves_the_requests_of_others_whole() -> None:
+    """At any moment: it waits for the end of a step."""
+    model, rng = tiny_llama(), random.Random(3)
+    expected = [base(model, ids(6, i), 12) for i in range(3)]
+    old = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    interrupted = 0
+    try:
+        for _ in range(12):
+            decoder, said = SpecDecoder(model, strict=True, max_batch=3), list[list[int]]()
+
+            def other(decoder: SpecDecoder = decoder, said: list[list[int]] = said) -> None:
+                said += [decoder.generate(ids(6, i), greedy(12)).token_ids for i in range(3)]
+
+            thread = threading.Thread(target=other, daemon=True)
+            thread.start()
+            for _ in range(3):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.02 * rng.random())
+                    decoder.generate(PROMPT, greedy(200))
+                except KeyboardInterrupt:
+                    interrupted += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            thread.join(60)
+            assert said == expected
+            nothing_is_left(decoder)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert interrupted > 6
+
+
 def test_who_leaves_in_mid_round_does_not_take_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the thread that plays: the rows of other callers begin again where they stood."""
     model = tiny_llama()
@@ -376,10 +526,21 @@ def test_a_drafter_that_failed_once_is_tried_again_after_some_rounds(
 # --- all at once ----------------------------------------------------------------------------------
 
 
-def test_twenty_threads_of_twenty_requests_of_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
+def left_early(stream: Any, taken: int) -> list[int]:
+    """Give the tokens of so many chunks, and want no more."""
+    said = [token for chunk in itertools.islice(stream, taken) for token in chunk.token_ids]
+    stream.close()
+    return said
+
+
+def test_twenty_threads_of_twenty_requests_of_all_kinds() -> None:
     """With cancellations and a drafter that fails now and then: each says what it says alone."""
     model, random_ = tiny_llama(), random.Random(7)
     lock = threading.Lock()
+
+    def plain(prompt: list[int], n: int) -> list[int]:
+        with lock:  # what is known of a text is shared, and grows
+            return base(model, prompt, n)
 
     def script(ask: Any) -> list[int]:
         with lock:
@@ -394,18 +555,16 @@ def test_twenty_threads_of_twenty_requests_of_all_kinds(caplog: pytest.LogCaptur
     def one(rng: random.Random) -> bool:
         prompt, n, kind = ids(rng.randrange(1, 40), rng.randrange(9)), rng.randrange(0, 14), rng.randrange(6)
         if kind == 0:
-            return decoder.generate(prompt, greedy(n)).token_ids == base(model, prompt, n)
+            return decoder.generate(prompt, greedy(n)).token_ids == plain(prompt, n)
         if kind == 1:
             params = SamplingParams(max_new_tokens=n, temperature=0.8, seed=rng.randrange(100))
             return decoder.generate(prompt, params).token_ids == sampled(model, prompt, params)
         if kind == 2:  # a stream that is left
-            stream, taken = decoder.stream(prompt, greedy(n + 2)), rng.randrange(1, 3)
-            said = [token for _ in range(taken) if (chunk := next(stream, None)) for token in chunk.token_ids]
-            stream.close()
-            return said == base(model, prompt, n + 2)[: len(said)]
+            said = left_early(decoder.stream(prompt, greedy(n + 2)), rng.randrange(1, 3))
+            return said == plain(prompt, n + 2)[: len(said)]
         if kind == 3:
             chunks = [token for chunk in decoder.stream(prompt, greedy(n)) for token in chunk.token_ids]
-            return chunks == base(model, prompt, n)
+            return chunks == plain(prompt, n)
         if kind == 4:
             params = SamplingParams(max_new_tokens=8, constraint=exactly(11, 12, 13), ignore_eos=True)
             return decoder.generate(prompt, params).token_ids == [11, 12, 13]
