@@ -533,6 +533,30 @@ def left_early(stream: Any, taken: int) -> list[int]:
     return said
 
 
+def says_what_it_says_alone(
+    decoder: SpecDecoder, plain: Callable[[Any, int], list[int]], rng: random.Random
+) -> bool:
+    """Make a request of some kind, and compare."""
+    model = tiny_llama()
+    prompt, n, kind = ids(rng.randrange(1, 40), rng.randrange(9)), rng.randrange(0, 14), rng.randrange(6)
+    if kind == 0:
+        return decoder.generate(prompt, greedy(n)).token_ids == plain(prompt, n)
+    if kind == 1:
+        params = SamplingParams(max_new_tokens=n, temperature=0.8, seed=rng.randrange(100))
+        return decoder.generate(prompt, params).token_ids == sampled(model, prompt, params)
+    if kind == 2:  # a stream that is left
+        said = left_early(decoder.stream(prompt, greedy(n + 2)), rng.randrange(1, 3))
+        return said == plain(prompt, n + 2)[: len(said)]
+    if kind == 3:
+        chunks = [token for chunk in decoder.stream(prompt, greedy(n)) for token in chunk.token_ids]
+        return chunks == plain(prompt, n)
+    if kind == 4:
+        params = SamplingParams(max_new_tokens=8, constraint=exactly(11, 12, 13), ignore_eos=True)
+        return decoder.generate(prompt, params).token_ids == [11, 12, 13]
+    result = decoder.generate(prompt, SamplingParams(max_new_tokens=n, temperature=1.0))
+    return len(result.token_ids) == n
+
+
 def test_twenty_threads_of_twenty_requests_of_all_kinds() -> None:
     """With cancellations and a drafter that fails now and then: each says what it says alone."""
     model, random_ = tiny_llama(), random.Random(7)
@@ -552,28 +576,9 @@ def test_twenty_threads_of_twenty_requests_of_all_kinds() -> None:
     decoder = SpecDecoder(model, drafter=ScriptedDrafter(script, depth=3), draft_tokens=3, max_batch=6)
     done: list[bool] = []
 
-    def one(rng: random.Random) -> bool:
-        prompt, n, kind = ids(rng.randrange(1, 40), rng.randrange(9)), rng.randrange(0, 14), rng.randrange(6)
-        if kind == 0:
-            return decoder.generate(prompt, greedy(n)).token_ids == plain(prompt, n)
-        if kind == 1:
-            params = SamplingParams(max_new_tokens=n, temperature=0.8, seed=rng.randrange(100))
-            return decoder.generate(prompt, params).token_ids == sampled(model, prompt, params)
-        if kind == 2:  # a stream that is left
-            said = left_early(decoder.stream(prompt, greedy(n + 2)), rng.randrange(1, 3))
-            return said == plain(prompt, n + 2)[: len(said)]
-        if kind == 3:
-            chunks = [token for chunk in decoder.stream(prompt, greedy(n)) for token in chunk.token_ids]
-            return chunks == plain(prompt, n)
-        if kind == 4:
-            params = SamplingParams(max_new_tokens=8, constraint=exactly(11, 12, 13), ignore_eos=True)
-            return decoder.generate(prompt, params).token_ids == [11, 12, 13]
-        result = decoder.generate(prompt, SamplingParams(max_new_tokens=n, temperature=1.0))
-        return len(result.token_ids) == n
-
     def many(seed: int) -> None:
         rng = random.Random(seed)
-        done.extend(one(rng) for _ in range(20))
+        done.extend(says_what_it_says_alone(decoder, plain, rng) for _ in range(20))
 
     in_threads(*(lambda seed=seed: many(seed) for seed in range(20)))
     assert len(done) == 400
