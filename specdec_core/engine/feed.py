@@ -67,13 +67,13 @@ class Feed(Generic[T, R]):
     def _gather(self) -> None:
         """Wait a little for requests that come at once, as long as there are places for them."""
         with self._session.changed:
-            while self._inbox.open and self._session.room >= 0 and not self._inbox.steps:
+            while self._inbox.open and self._session.vacant >= 0 and not self._inbox.steps:
                 left = self._latest + _PATIENCE - time.monotonic()
                 if left <= 0 or not self._session.changed.wait(left):
                     return
 
     def _wants_more(self) -> bool:
-        return self._closed or (self._session.room >= 0 and len(self._refused) < _MOST_REFUSED)
+        return self._closed or (self._session.vacant >= 0 and len(self._refused) < _MOST_REFUSED)
 
     def _run(self) -> None:
         changed = self._session.changed

@@ -65,7 +65,7 @@ class Scheduler:
         return not self.active and not self._waiting
 
     @property
-    def room(self) -> int:
+    def vacant(self) -> int:
         """How many more rows could be served at once, if memory allows."""
         return len(self._free) - len(self._waiting)
 

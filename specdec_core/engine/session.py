@@ -128,8 +128,8 @@ class Session:
     ) -> None:
         self._target, self._drafter, self._length, self._clock = target, drafter, length, clock
         self._maker = maker
-        room = Memory(target, drafter.capabilities, length.nodes, memory)
-        self._scheduler = Scheduler(target, drafter, max_batch, length.nodes, room, clock)
+        budget = Memory(target, drafter.capabilities, length.nodes, memory)
+        self._scheduler = Scheduler(target, drafter, max_batch, length.nodes, budget, clock)
         self.changed = threading.Condition()  # guards inboxes and all below, and tells of every change
         self._player: int | None = None  # the thread that plays a step
         self._arrived: deque[Row] = deque()
@@ -261,9 +261,9 @@ class Session:
             self.cancel(handle)
 
     @property
-    def room(self) -> int:
+    def vacant(self) -> int:
         """How many more rows could be served at once; below 0: how many wait."""
-        return self._scheduler.room - len(self._arrived)
+        return self._scheduler.vacant - len(self._arrived)
 
     def next(self, inbox: Inbox) -> Step | None:
         """Play, or wait for who plays, until something has happened for this inbox; None: it is over.

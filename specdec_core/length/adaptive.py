@@ -166,28 +166,28 @@ class AdaptiveLength:
         return known
 
     def _model_depth(
-        self, known: dict[int, _Row], line: Line, step: float, rooms: Sequence[int]
+        self, known: dict[int, _Row], line: Line, step: float, depths: Sequence[int]
     ) -> tuple[int, float]:
         """Choose the depth that a model drafts to, 0 where it does not pay; and what trying it risks."""
-        rows = len(rooms)
+        rows = len(depths)
         drafting = [
-            (room, self._belief(row.state, False).chance(GUESS_OF_MODEL))
-            for room, row in zip(rooms, known.values(), strict=True)
+            (own, self._belief(row.state, False).chance(GUESS_OF_MODEL))
+            for own, row in zip(depths, known.values(), strict=True)
             if not row.state.hosted
         ]
         wide = len(drafting) if self._ragged else rows
         tokens, best, most = float(rows), 0, _margin(rows) * rows / line.plain
-        deepest_room = max((room for room, _ in drafting), default=0)
-        for depth in range(1, deepest_room + 1):
-            tokens += sum(chance**depth for room, chance in drafting if room >= depth)
+        deepest = max((own for own, _ in drafting), default=0)
+        for depth in range(1, deepest + 1):
+            tokens += sum(chance**depth for own, chance in drafting if own >= depth)
             rate = tokens / (line(wide * self._sizes[depth]) + depth * step)
             if rate > most:
                 best, most = depth, rate
         if best:
-            return deepest_room if self._asks else best, 0.0  # who asks ends it where it pays no more
+            return deepest if self._asks else best, 0.0  # who asks ends it where it pays no more
         loss = line(wide * self._sizes[1]) - line.plain + step
         could = (rows + wide) / (line.plain + loss) > _margin(rows) * rows / line.plain
-        return (1, loss) if deepest_room and could and loss <= self._allowed else (0, 0.0)
+        return (1, loss) if deepest and could and loss <= self._allowed else (0, 0.0)
 
     def _goes_on(
         self, known: dict[int, _Row], line: Line, step: float, ids: Sequence[int], sure: Tensor

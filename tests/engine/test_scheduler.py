@@ -35,7 +35,7 @@ def test_a_row_that_decodes_moves_on_at_every_second_step(
     waited, since = [], 0
 
     def arrive() -> None:
-        while len(later) < 400 and session.room > 0:
+        while len(later) < 400 and session.vacant > 0:
             later.append(session.submit(Request(ids(1 + len(later) % 30, len(later)), greedy(1))))
 
     while not slow.done:
