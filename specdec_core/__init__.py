@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from specdec_core.drafting.row_drafter import RowDrafter, RowDrafterConfig
     from specdec_core.engine.decoder import SpecDecoder
     from specdec_core.engine.dropin import generate
-    from specdec_core.engine.session import Event, Handle, Request, Session
+    from specdec_core.engine.handles import Event, Handle, Request
+    from specdec_core.engine.session import Session
     from specdec_core.model.graphs import Capture
     from specdec_core.plugins.hookspecs import PLUGIN_API_VERSION, hookimpl
     from specdec_core.plugins.registry import Registry
@@ -58,7 +59,8 @@ _HOMES = {
     "contract.distributions": "TargetDistributions top_token top_tokens",
     "contract.draft": "HOLE ROOT Draft DraftLaw Verdict on_device",
     "engine.dropin": "generate",
-    "engine.session": "Event Handle Request Session",
+    "engine.handles": "Event Handle Request",
+    "engine.session": "Session",
     "contract.errors": (
         "AmbiguousPlugin ConstraintError DecoderBusy DraftContractViolation DrafterError IncompatiblePair "
         "InvalidParameter InvalidSpec PluginError SpecdecError UnknownPlugin UnsupportedModel UsageError "

@@ -23,10 +23,11 @@ from specdec_core.contract.interfaces import Drafter, Verifier
 from specdec_core.contract.sampling_params import SamplingParams
 from specdec_core.drafting.forced import Forcing
 from specdec_core.engine.feed import Feed
+from specdec_core.engine.handles import Inbox
 from specdec_core.engine.loop import Round
 from specdec_core.engine.off_thread import off_thread
 from specdec_core.engine.requests import Params, RowMaker
-from specdec_core.engine.session import Inbox, Session, plain_mode
+from specdec_core.engine.session import Session, plain_mode
 from specdec_core.engine.target import Target
 from specdec_core.length.adaptive import AdaptiveLength
 from specdec_core.length.costs import RoundCosts

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from specdec_core.engine.session import Inbox, Session, Step
+from specdec_core.engine.handles import Inbox, Step
+from specdec_core.engine.session import Session
 
 T = TypeVar("T")
 R = TypeVar("R")

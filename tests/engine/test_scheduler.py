@@ -8,7 +8,7 @@ import pytest
 from support import base, greedy, ids, tiny_llama
 
 from specdec_core import SpecDecoder
-from specdec_core.engine.session import Event, Handle, Request
+from specdec_core.engine.handles import Event, Handle, Request
 
 
 def steps_until(decoder: SpecDecoder, done: Any, most: int = 5000) -> list[list[Event]]:

@@ -38,7 +38,7 @@ from specdec_core import (
     SpecDecoder,
     VerifierError,
 )
-from specdec_core.engine.session import Request
+from specdec_core.engine.handles import Request
 
 PROMPT = ids(9)
 
