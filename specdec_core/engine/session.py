@@ -7,11 +7,14 @@ thread, at the pace at which it asks; several share every round.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -19,7 +22,6 @@ from specdec_core.checks.guard import GuardedDrafter
 from specdec_core.contract.blame import copied
 from specdec_core.contract.errors import DecoderBusy, DrafterError, InvalidParameter, UnsupportedModel
 from specdec_core.engine.handles import Event, Handle, Inbox, Request, Step
-from specdec_core.engine.interrupts import uninterrupted
 from specdec_core.engine.loop import Round, play
 from specdec_core.engine.memory import Memory
 from specdec_core.engine.requests import RowMaker
@@ -394,3 +396,29 @@ def plain_mode() -> Iterator[None]:
     """Leave a caller's inference mode, whose tensors later calls could not write to; record no gradients."""
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a step: in its midst it would leave rows of others half committed.
+
+    Then the signal's own handler has it; a second one is not held back. Signals come to the main thread only.
+    """
+    handler: Any = signal.getsignal(signal.SIGINT)
+    held: list[FrameType | None] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(frame)
+        if len(held) > 1 and callable(handler):
+            handler(number, frame)
+
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # it does not come here; it is ignored, or not Python's
+        return
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(held) == 1:
+            handler(signal.SIGINT, held[0])
