@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ScriptedDrafter, ids
+from support import ScriptedDrafter, ids, writer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +32,7 @@ from specdec_core import (
 )
 from specdec_core.checks.draft_values import CheckedDraft, check_chains, check_values
 from specdec_core.contract.draft import HostNodes, on_device
+from specdec_core.engine.handles import Request
 from specdec_core.testing.models import tiny_model
 from specdec_drafters.small_model import SmallModel, SmallModelConfig
 from specdec_verifiers.greedy import Greedy
@@ -313,3 +316,25 @@ def test_every_list_goes_that_way(temperature: float, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Tensor, "__getitem__", index)
     list(run)
     assert not direct
+
+
+def test_a_steady_round_stops_at_thirty_files_at_most() -> None:
+    """Of our own: who follows a token through a round can hold them all in the head."""
+    decoder = SpecDecoder(writer("abcdefgh"), drafter="prompt_lookup", strict=True)
+    session, files = decoder.session, set[str]()
+    session.submit(Request(list(b"abcdefgh" * 4), SamplingParams(max_new_tokens=400, ignore_eos=True)))
+    for _ in range(10):
+        session.step()
+
+    def watch(frame: Any, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and any(part.startswith("specdec_") for part in Path(name).parts):
+            files.add(name)
+
+    sys.setprofile(watch)
+    try:
+        session.step()
+    finally:
+        sys.setprofile(None)
+    assert any(name.endswith("prompt_lookup.py") for name in files)
+    assert len(files) <= 30, sorted(files)
