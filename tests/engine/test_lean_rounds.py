@@ -302,9 +302,9 @@ def test_every_list_goes_that_way(temperature: float, monkeypatch: pytest.Monkey
     direct = []
 
     def tensor(values: Any, *args: Any, **options: Any) -> Tensor:
-        caller = inspect.stack()[1].filename
-        if "device" in options and not caller.endswith("transfer.py"):
-            direct.append(caller)
+        caller = inspect.stack()[1]
+        if "device" in options and caller.function != "on_device":
+            direct.append(caller.filename)
         return real(values, *args, **options)
 
     def index(x: Tensor, at: Any) -> Any:
