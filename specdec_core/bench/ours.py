@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from functools import partial
 
@@ -95,7 +95,7 @@ class _Book:
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._widths: Counter[int] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._rounds = self._block_rows = 0
         self._first = Stats()  # of the prompts' own rounds
 
@@ -103,13 +103,13 @@ class _Book:
         """Add a round; a first one is the prompt's as a whole: a drafter's own model reads it there, too."""
         self._rounds += 1
         if done.batch.first:
-            self._seconds["prefill"] += took  # type: ignore[assignment]
+            self._seconds["prefill"] += took
             new = [row for row in done.batch.rows if row.id not in self._rows]
             self._rows.update((row.id, row) for row in new)
             self._first = Stats.pooled([self._first, *(row.stats for row in new)])
             return
         for part in ("prefill", "draft", "target"):  # a long prompt may be read beside it
-            self._seconds[part] += done.seconds.get(part, 0.0)  # type: ignore[assignment]
+            self._seconds[part] += done.seconds.get(part, 0.0)
         self._widths[1 + done.draft.nodes] += 1
         self._block_rows += len(done.batch.rows)
 

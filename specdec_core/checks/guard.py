@@ -67,7 +67,7 @@ class GuardedDrafter:
         self._choose()
         try:
             self.drafter.admit(rows)
-        except Exception as error:
+        except Exception as error:  # whatever a drafter raises
             self._failed("admit", error)
 
     def release(self, rows: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class GuardedDrafter:
         self._admitted.difference_update(known)
         try:
             self.drafter.release(known)
-        except Exception as error:
+        except Exception as error:  # whatever a drafter raises
             self._failed("release", error)
         finally:
             self._constrained.difference_update(known)
@@ -101,7 +101,7 @@ class GuardedDrafter:
                     check = check_chains if draft.chain and draft.hosted else check_values
                     allowed = budget.whole if budget.forced else budget
                     return check(draft, allowed, self._can, self.vocab_size)
-            except Exception as error:
+            except Exception as error:  # whatever a drafter raises
                 self._failed("propose", error)
         return CheckedDraft.empty(len(context.rows), context.device)
 
@@ -110,7 +110,7 @@ class GuardedDrafter:
         if not self.dropped:
             try:
                 self.drafter.observe(outcome)
-            except Exception as error:
+            except Exception as error:  # whatever a drafter raises
                 self._failed("observe", error)
 
     def blame(self, flags: Sequence[int]) -> None:

@@ -72,7 +72,7 @@ def checked_verdict(verifier: Verifier, p: TargetDistributions, draft: Draft, rn
 
     try:
         verdict = verifier.verify(p, draft, rng)
-    except Exception:
+    except Exception:  # only now: a context around every call would cost each round
         with blaming(fault):
             raise
     _check_on_host(verdict, draft, verifier.name)

@@ -27,7 +27,7 @@ def one_line(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return " ".join(str(error).split())[:400]
-    except Exception:
+    except Exception:  # its `__str__` is a plugin's
         return "(its text cannot be shown)"
 
 
@@ -35,7 +35,7 @@ def copied(error: Exception) -> Exception:
     """Give an error like this one, with the same cause and place, for another caller; or else itself."""
     try:
         other = copy.copy(error)
-    except Exception:
+    except Exception:  # not every error can be copied
         return error
     other.__cause__ = error.__cause__
     return other.with_traceback(error.__traceback__)

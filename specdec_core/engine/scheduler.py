@@ -147,7 +147,7 @@ class Scheduler:
         try:
             self._target.admit(_beginning(rows), self._nodes)
             self._drafter.admit(_beginning(rows))
-        except Exception as error:
+        except Exception as error:  # of a plugin, or of a model that lacks memory
             for row in rows:
                 row.fail(error)
             return self.retire()

@@ -269,7 +269,7 @@ class Session:
         """Choose what to do; who cannot begin ends."""
         try:
             return self._scheduler.next()
-        except Exception as error:
+        except Exception as error:  # of a plugin or a model, as a row begins
             self._fail([row for row in self._scheduler.active if not row.read], error)
             return Turn(None, None)
 
@@ -314,13 +314,11 @@ class Session:
         """Do something with rows; if it fails they end with the error, and the other rows go on."""
         try:
             return do(batch)
-        except (
-            DrafterError
-        ) as error:  # of a strict run, which ends by it; the next one tries the drafter again
+        except DrafterError as error:  # a strict run ends by it; the next one tries the drafter again
             self._fail(self._scheduler.active, error)
             self._drafter.renew()
             return None
-        except Exception as error:
+        except Exception as error:  # of a plugin, a constraint or a model
             self._fail([row for row in batch.rows if row.finished is None], error)
             return None
         except BaseException:  # somebody wants to leave, in the midst of a round that others share
@@ -386,7 +384,7 @@ class Session:
             try:
                 text = "" if shown is None else shown.finish()
                 return Event(handle, row, tokens, text, result_of(row, self._target.tokenizer))
-            except Exception as error:
+            except Exception as error:  # of a tokenizer
                 row.fail(unprintable(error))
         return Event(handle, row, tokens, error=row.error)
 

@@ -116,7 +116,7 @@ def _faults(runner: Runner, model: Any) -> tuple[str, str]:
     """Say what is wrong with a tree and with a chain, beside plain passes; empty if nothing is."""
     try:
         tree, chain, rounding = _deviations(runner, model)
-    except Exception as problem:
+    except Exception as problem:  # whatever a model raises is what is wrong with it
         raised = f"a block of {len(_TREE) + 1} tokens raised {type(problem).__name__}: {problem}"
         return raised, raised
     floor = _FLOOR.get(runner.dtype)

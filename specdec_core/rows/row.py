@@ -84,7 +84,7 @@ class Row:
         if self.text is not None:
             try:
                 kept = self.text.add(tokens[:kept])
-            except Exception as error:
+            except Exception as error:  # of a tokenizer
                 self.fail(unprintable(error))
                 return 0
             if self.text.stopped:

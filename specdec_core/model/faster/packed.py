@@ -129,14 +129,6 @@ class Projection(nn.Module):
                 destination[prefix + name] = value if keep_vars else value.detach()
 
 
-def holds_packed(model: nn.Module) -> bool:
-    """Whether any weight of a model is packed."""
-    return any(
-        isinstance(module, Projection) and isinstance(module.product, PackedProduct)
-        for module in model.modules()
-    )
-
-
 class PackedLinear(Projection):
     """A packed `nn.Linear`."""
 
